@@ -12,20 +12,9 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/kube/printable"
-	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/observation/stepsizes"
 	"github.com/semmoe/operator/solver"
 )
-
-// stepsOf sums the engine steps that routers reported, over all revisions: batch sizes depend on the traffic, not on
-// the revision.
-func stepsOf(reports []lar.Report) stepsizes.Sum {
-	var pods [][]stepsizes.Pod
-	for _, report := range reports {
-		pods = append(pods, report.Steps)
-	}
-	return stepsizes.Merge(pods...)
-}
 
 const (
 	// maxBatchMessage is the maximum length, in bytes, of the message about batch sizes.

@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
@@ -37,7 +38,7 @@ func (r *Reconciler) mark(ctx context.Context, workload *revisions.Workload, ste
 		set()
 		return nil // written by the create request
 	}
-	return workload.Change(ctx, r.Client, "mark", set)
+	return childobjects.ChangeWorkload(ctx, r.Client, workload, "mark", set)
 }
 
 // markTrialEnded records on the serving workload that the trial next to it has ended: measurements up to now cover both
@@ -46,7 +47,7 @@ func (r *Reconciler) markTrialEnded(ctx context.Context, workload *revisions.Wor
 	if workload.UID == "" {
 		return nil // not created yet: it serves from its creation on
 	}
-	return workload.Change(ctx, r.Client, "mark", func() {
+	return childobjects.ChangeWorkload(ctx, r.Client, workload, "mark", func() {
 		metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationProven, now.UTC().Format(time.RFC3339))
 	})
 }
@@ -174,5 +175,6 @@ func (r *Reconciler) record(ctx context.Context, plan *semmoev1.PlacementPlan, a
 	if err := r.Patch(ctx, plan, client.MergeFrom(base), client.FieldOwner(desired.Manager)); err != nil {
 		return fmt.Errorf("failed to annotate PlacementPlan %s: %w", plan.Name, err)
 	}
+	childobjects.LogWrite(ctx, 0, "Recorded the result of a canary", plan, "annotations", annotations)
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/decision"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
@@ -441,7 +442,7 @@ func TestPlansAreKept(t *testing.T) {
 		}
 	}
 	candidate := trial.workloads[0]
-	if _, err := r.act(t.Context(), trial.moed, &observation{}, children{revisions: []*revisions.Workload{candidate}}, moedtest.Start); err != nil {
+	if _, err := r.act(t.Context(), &observation{}, &decision.Snapshot{Snapshot: planner.Snapshot{Now: moedtest.Start, Moed: trial.moed, Workloads: []*revisions.Workload{candidate}}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	ownedBy("while nothing is known", "before", candidate.UID)

@@ -80,7 +80,7 @@ func TestUnmeasurableLocality(t *testing.T) {
 	plan := moedtest.PlanOf("new", "bb", nil)
 	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planner.Planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}
 	moed := moedtest.Deployment(moedtest.EngineOf(semmoev1.EngineTensorRTLLM))
-	o.Drift = (&Reconciler{}).assess(t.Context(), moed, o.Planning, nil, nil, moedtest.Start)
+	o.Drift = assess(t, &Reconciler{}, moed, o.Planning, nil, nil, moedtest.Start)
 	status := statusOf(moed, o, moedtest.Start)
 	c := meta.FindStatusCondition(status.Conditions, semmoev1.ConditionLocalityOnTarget)
 	if c.Status != metav1.ConditionUnknown || c.Reason != "RoutedExpertsUnavailable" || !strings.Contains(c.Message, "TensorRTLLM does not return the routed experts of requests") {

@@ -1,7 +1,6 @@
 package moedeployment
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,10 +30,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
+	"github.com/semmoe/operator/controllers/moedeployment/decision"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/front"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
+	"github.com/semmoe/operator/controllers/moedeployment/plans"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/controllers/storewatch"
 	"github.com/semmoe/operator/internal/artifact/access"
@@ -93,7 +95,7 @@ type Reconciler struct {
 	Now func() time.Time
 
 	groups   groupKind
-	releases revisions.Releases
+	releases childobjects.Releases
 	statuses statuscache.Memory[semmoev1.MoEDeploymentStatus]
 }
 
@@ -211,20 +213,7 @@ func (r *Reconciler) tablesFor(ctx context.Context, namespace, name string, layo
 	return tables.Spec.Current.PlanDigest == layout.Status.PlanDigest
 }
 
-// children are the objects of a MoEDeployment on which the decisions of a reconciliation are based.
-type children struct {
-	jobs        []*batchv1.Job
-	revisions   []*revisions.Workload // newest first
-	enginePods  []*corev1.Pod         // the pods that serve requests
-	workerPods  []*corev1.Pod         // the other pods of their replicas
-	inspectPods []*corev1.Pod
-	routerPods  []*corev1.Pod
-	router      *appsv1.Deployment
-	// groups reports whether the cluster has the kind LeaderWorkerSet.
-	groups bool
-}
-
-// Reconcile observes, decides, acts, diagnoses pods that do not serve, and writes the status. An error in one phase
+// Reconcile observes, decides, writes, diagnoses pods that do not serve, and writes the status. An error in one phase
 // does not prevent the other phases.
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	moed := &semmoev1.MoEDeployment{}
@@ -243,19 +232,20 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if adopted {
 		return ctrl.Result{}, adoptErr // the update events requeue the object
 	}
-	observed, err := r.observe(ctx, moed)
+	s, err := r.observe(ctx, moed)
 	if err != nil {
 		return ctrl.Result{}, errors.Join(adoptErr, err)
 	}
-	now := r.Now()
-	o, decideErr := r.decide(ctx, moed, observed, now)
-	actAgain, actErr := r.act(ctx, moed, &o, observed, now)
+	d, decideErr := r.applyPlans(ctx, s, r.decide(ctx, s))
+	logDecision(ctx, moed, d)
+	o := observationOf(s, d)
+	actAgain, actErr := r.act(ctx, &o, s, d.ReplanWrites)
 	o.Failure = result.PermanentErrorText(errors.Join(adoptErr, decideErr, actErr))
-	podsAgain, podsErr := r.diagnose(ctx, &o, observed, now)
+	podsAgain, podsErr := r.diagnose(ctx, &o, s)
 
-	status := statusOf(moed, o, now)
-	if decideErr == nil || planner.IsRefused(decideErr) {
-		r.Metrics.Set(request.NamespacedName, figuresOf(o, locality.ReplansLastDay(replansOf(moed, o.Planning.Plans), now), status.Rollout, soakOf(moed)))
+	status := statusOf(moed, o, s.Now)
+	if decideErr == nil || desired.IsRefused(decideErr) {
+		r.Metrics.Set(request.NamespacedName, figuresOf(o, locality.ReplansLastDay(decision.ReplansOf(moed, o.Planning.Plans), s.Now), status.Rollout, soakOf(moed)))
 	}
 	if err := errors.Join(adoptErr, decideErr, actErr, podsErr, r.applyStatus(ctx, moed, status)); err != nil {
 		return ctrl.Result{}, err
@@ -269,125 +259,107 @@ func (r *Reconciler) forget(name types.NamespacedName) {
 	r.statuses.Forget(name)
 }
 
-// decide determines what to serve: the model, the profile, the plan, and how observed traffic compares to the plan. It
-// creates missing profiles and plans. On an error, the plan is unknown, and there is no desired revision. If the error
-// only means that a profile or plan was refused, the desired revision is still set. Serving pods are not affected.
-func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, observed children, now time.Time) (observation, error) {
-	var err error
-	o := observation{Invalid: revisions.Validate(moed), Pods: observed.enginePods, Workers: observed.workerPods, Router: observed.router}
-	if desired.UsesPlans(moed) {
-		o.StoreFailure = r.StoreWatch.Failure()
-	}
-	if o.Invalid == nil {
-		o.Invalid = revisions.ValidateRelease(moed, revisions.Release(moed, observed.revisions))
-	}
-	if o.Invalid == nil {
-		o.Invalid = revisions.ValidateGroups(moed, observed.groups)
-	}
-	asked := desired.ObservesSteps(moed)
-	if asked {
-		o.Reports = locality.ReadRouters(ctx, r.Routers.HTTP, observed.routerPods)
-		o.Steps = stepsOf(o.Reports)
-	}
-	o.Inspection = inspection.Observe(inspectionInputs(moed).Hash(), observed.jobs, observed.inspectPods)
-	if report := o.Inspection.Report; report != nil && o.Invalid == nil {
-		if o.Invalid = revisions.ValidateModel(moed, *report); o.Invalid == nil {
-			// Serving does not depend on objects that cannot be created.
-			if o.Planning, err = r.planner(o.Steps.Sizes...).Plan(ctx, moed, *report, observed.revisions, observed.enginePods); err != nil && !planner.IsRefused(err) {
-				o.Undecided = true
-				return o, err
-			}
-			o.Revision = revisions.Of(moed, *report, o.Planning.Serving)
-			if o.Planning.Candidate != nil {
-				o.CandidateRevision = revisions.Of(moed, *report, o.Planning.Candidate)
-			}
+// maxQuestions is the maximum number of reads that depend on decisions. Each question is asked once, and there are nine.
+const maxQuestions = 9
+
+// decide decides from a snapshot, and answers the questions of the decision in the snapshot.
+func (r *Reconciler) decide(ctx context.Context, s *decision.Snapshot) decision.Decision {
+	d := decision.Decide(s)
+	for range maxQuestions {
+		if d.Question == nil {
+			return d
 		}
+		if err := r.answer(ctx, s, d.Question); err != nil {
+			s.Unread = errors.Join(s.Unread, err)
+			return decision.Decide(s).WithoutDecision(s.Unread)
+		}
+		d = decision.Decide(s)
 	}
-	if inServiceErr := r.observeServing(ctx, moed, observed, &o); inServiceErr != nil {
-		o.Undecided = true
-		return o, errors.Join(err, inServiceErr)
+	if d.Question != nil {
+		return d.WithoutDecision(fmt.Errorf("question %T is not answered", d.Question))
 	}
-	if !asked && pollsRouters(moed, o) {
-		o.Reports = locality.ReadRouters(ctx, r.Routers.HTTP, observed.routerPods)
-	}
-	if desired.Observes(moed) {
-		o.Observed = locality.TrafficOf(o.Reports, o.servingRevision())
-		o.RankTokens, o.Enough = o.Observed.RankLoads(), o.Observed.Enough()
-	}
-	o.Drift = r.assess(ctx, moed, o.inService(), o.Reports, observed.revisions, now)
-	return o, err
+	return d
 }
 
-// observeServing adds the serving workload and its plan if they are not the desired ones.
-func (r *Reconciler) observeServing(ctx context.Context, moed *semmoev1.MoEDeployment, observed children, o *observation) error {
-	last := ""
-	if moed.Status.Serving != nil {
-		last = moed.Status.Serving.Revision
+// applyPlans writes the profiles, plans and tables of a decision, before anything that depends on them. After a refused
+// write it decides again, so that nothing relies on that write. After another error there is no decision. It returns
+// the error to report.
+func (r *Reconciler) applyPlans(ctx context.Context, s *decision.Snapshot, d decision.Decision) (decision.Decision, error) {
+	refused, err := plans.Apply(ctx, r.writer(), &s.Snapshot, d.Writes)
+	if err != nil {
+		return d.WithoutDecision(err), errors.Join(d.Refused, refused, err)
 	}
-	serving := revisions.Serving(observed.revisions, observed.enginePods, o.Revision, last)
-	if serving == nil {
-		return nil
+	if refused != nil {
+		d = r.decide(ctx, s)
 	}
-	o.Release = revisions.ReportedRelease(serving)
-	if o.Ranks = revisions.Ranks(serving); serving.Labels[semmoev1.LabelRevision] == o.Revision {
-		return nil
+	return d, errors.Join(d.Refused, refused, d.Err)
+}
+
+// logDecision logs a decision that changes what serves. Steady state logs nothing.
+func logDecision(ctx context.Context, moed *semmoev1.MoEDeployment, d decision.Decision) {
+	if d.Undecided || d.Revision == "" || d.Revision == moed.Status.Revision {
+		return
 	}
-	var err error
-	o.Serving = serving
-	o.InService, err = r.planner().InService(ctx, moed, serving)
-	return err
+	plan := ""
+	if d.Planning.Serving != nil {
+		plan = d.Planning.Serving.Short()
+	}
+	logr.FromContextOrDiscard(ctx).Info("Decided on another revision", "revision", d.Revision, "previousRevision", moed.Status.Revision, "plan", plan, "holdReason", d.Planning.Hold.Reason)
 }
 
 // act applies the decision to the cluster and adds the results to the observation. It returns the delay until it must
 // run again, or zero.
-func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *observation, observed children, now time.Time) (time.Duration, error) {
-	inspect := o.Inspection
+func (r *Reconciler) act(ctx context.Context, o *observation, s *decision.Snapshot, replan []desired.Write) (time.Duration, error) {
+	moed, now, inspect := s.Moed, s.Now, o.Inspection
 	var changedErr, keptErr, recreationsErr, releasesErr, rolloutErr, childrenErr, replanErr error
 	var releasesAgain time.Duration
 	if len(inspect.Obsolete) > 0 {
 		var changed bool
-		if changed, changedErr = desired.SpecChanged(ctx, r.Live, moed); changedErr != nil || changed {
+		if changed, changedErr = childobjects.SpecChanged(ctx, r.Live, moed); changedErr != nil || changed {
 			inspect.Obsolete = nil // the latest spec may need them
 		}
 	}
 	again, inspectErr := inspection.Reconcile(ctx, r.Client, desired.Manager, inspect, r.nextInspection(moed), now)
-	if !desired.Paused(moed) {
-		recreationsErr = revisions.RecordRecreations(ctx, r.Client, observed.revisions, observed.enginePods, observed.workerPods, now)
-		releasesAgain, releasesErr = r.releases.Record(ctx, r.Client, r.HTTP, observed.revisions, observed.enginePods, now)
-		for _, workload := range observed.revisions {
-			keptErr = errors.Join(keptErr, revisions.KeepPlan(ctx, r.Client, workload))
+	if !desired.Paused(moed) { // facts that outlive pods are recorded before replicas move
+		recreationsErr = childobjects.RecordRecreations(ctx, r.Client, s.Workloads, s.Pods, s.Workers, now)
+		releasesAgain, releasesErr = r.releases.Record(ctx, r.Client, r.HTTP, s.Workloads, s.Pods, now)
+		for _, workload := range s.Workloads {
+			keptErr = errors.Join(keptErr, childobjects.KeepPlan(ctx, r.Client, workload))
 		}
 	}
-	o.Settled, o.Rollout, rolloutErr = r.reconcileRevisions(ctx, moed, *o, observed.revisions, now)
-	o.Front, childrenErr = r.front().Reconcile(ctx, moed, front.Engines{Workloads: observed.revisions, Pods: observed.enginePods})
-	if o.Revision != "" {
-		o.Replan, replanErr = r.planner().Replan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, planner.DriftOf(o.Drift, now))
+	o.Settled, o.Rollout, rolloutErr = r.reconcileRevisions(ctx, moed, *o, s.Workloads, now)
+	o.Front, childrenErr = r.front().Reconcile(ctx, moed, front.Engines{Workloads: s.Workloads, Pods: s.Pods})
+	for _, write := range replan {
+		if replanErr = r.writer().Write(ctx, moed, write); replanErr != nil {
+			break
+		}
 	}
 	return result.ShortestDelay(again, o.Rollout.Again, releasesAgain), errors.Join(changedErr, inspectErr, recreationsErr, releasesErr, keptErr, rolloutErr, childrenErr, replanErr)
 }
 
 // diagnose determines what prevents pods from serving or from being created. It returns the delay until more can be
 // known, or zero.
-func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed children, now time.Time) (time.Duration, error) {
-	pods := slices.Concat(observed.enginePods, observed.workerPods, observed.inspectPods)
+func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed *decision.Snapshot) (time.Duration, error) {
+	now := observed.Now
+	pods := slices.Concat(observed.Pods, observed.Workers, observed.InspectPods)
 	// OutputChanged is more specific for these pods than a crash loop. After an error it is not decided yet.
 	if o.Planning.Hold.Reason == planner.ReasonOutputChanged || o.Revision == "" {
 		pods = slices.DeleteFunc(pods, func(pod *corev1.Pod) bool { _, found := revisions.ChangedOutput(pod); return found })
 	}
-	failedMounts, mountsErr := podhealth.FailedMounts(ctx, r.Live, slices.Concat(pods, observed.routerPods), now)
+	failedMounts, mountsErr := podhealth.FailedMounts(ctx, r.Live, slices.Concat(pods, observed.RouterPods), now)
 	var again, routerAgain time.Duration
-	if o.RouterProblem, routerAgain = podhealth.Find(observed.routerPods, failedMounts, now); o.RouterProblem == nil {
-		o.RouterProblem = refusedRouter(observed.router)
+	if o.RouterProblem, routerAgain = podhealth.Find(observed.RouterPods, failedMounts, now); o.RouterProblem == nil {
+		o.RouterProblem = refusedRouter(observed.Router)
 	}
 	// Pods of a group that is being recreated come and go, and their own problems change with each pod.
-	if o.Problem = revisions.RecreationProblem(observed.revisions); o.Problem != nil {
+	if o.Problem = revisions.RecreationProblem(observed.Workloads); o.Problem != nil {
 		return routerAgain, mountsErr
 	}
 	if o.Problem, again = podhealth.Find(pods, failedMounts, now); o.Problem != nil {
 		return result.ShortestDelay(again, routerAgain), mountsErr
 	}
 	var refusedErr error
-	o.Problem, refusedErr = r.refusedPods(ctx, observed, *o, now)
+	o.Problem, refusedErr = r.refusedPods(ctx, observed, *o)
 	return result.ShortestDelay(again, routerAgain), errors.Join(mountsErr, refusedErr)
 }
 
@@ -408,7 +380,7 @@ func refusedRouter(router *appsv1.Deployment) *podhealth.Problem {
 // pollDelay returns the polling delay for state that no watch reports: the ranks in an InferencePool, a missing kind
 // that the spec needs, traffic, and user-provided ConfigMaps. It returns zero if nothing needs polling.
 func pollDelay(moed *semmoev1.MoEDeployment, o observation) time.Duration {
-	var pool, groups, traffic, hardware time.Duration
+	var pool, groups, polling, hardware time.Duration
 	if machines := moed.Spec.Placement.Hardware; machines != nil && machines.ConfigMap != nil {
 		hardware = planner.HardwarePeriod
 	}
@@ -418,76 +390,25 @@ func pollDelay(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 	if o.Invalid != nil && o.Invalid.Reason == revisions.ReasonNoGroups {
 		groups = groupKindPeriod
 	}
-	if pollsRouters(moed, o) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus && o.servingRevision() != "" {
-		traffic = observePeriod
+	if decision.PollsRouters(moed, o.servingRevision(), o.inService()) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus && o.servingRevision() != "" {
+		polling = observePeriod
 	}
-	return result.ShortestDelay(pool, groups, traffic, hardware)
+	return result.ShortestDelay(pool, groups, polling, hardware)
 }
 
-// pollsRouters reports whether the controller polls the routers: they sample requests, or a plan is in service (which
-// needs engines that respect ranks), or plans depend on the steps of engines.
-func pollsRouters(moed *semmoev1.MoEDeployment, o observation) bool {
-	return o.servingRevision() != "" && (desired.Observes(moed) || o.inService().Serving != nil || desired.ObservesSteps(moed))
+// plans returns the reader of profiles, plans and tables.
+func (r *Reconciler) plans() *plans.Reader {
+	return &plans.Reader{Client: r.Client, Live: r.Live, HTTP: r.HTTP}
 }
 
-// planner returns the Planner, which creates plans for the batch sizes that engines report, and selects among them.
-func (r *Reconciler) planner(batchSizes ...int32) *planner.Planner {
-	return &planner.Planner{Client: r.Client, Live: r.Live, Recorder: r.Recorder, HTTP: r.HTTP, Now: r.Now, BatchSizes: batchSizes}
+// writer returns the writer of decisions.
+func (r *Reconciler) writer() childobjects.Writer {
+	return childobjects.Writer{Client: r.Client, Live: r.Live, Recorder: r.Recorder}
 }
 
 // front returns the Front, which manages the objects in front of the engines.
 func (r *Reconciler) front() *front.Front {
 	return &front.Front{Client: r.Client, Live: r.Live, Store: r.Store, Image: r.Image, PullPolicy: r.PullPolicy, Namespace: r.Namespace, ManagerAuthority: r.Routers.Authority}
-}
-
-func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) (children, error) {
-	var observed children
-	ours := []client.ListOption{client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name}}
-	var jobs batchv1.JobList
-	var workloads appsv1.StatefulSetList
-	var pods corev1.PodList
-	if err := errors.Join(r.List(ctx, &jobs, ours...), r.List(ctx, &workloads, ours...), r.List(ctx, &pods, ours...)); err != nil {
-		return observed, fmt.Errorf("failed to list children: %w", err)
-	}
-	for i := range jobs.Items {
-		if metav1.IsControlledBy(&jobs.Items[i], moed) {
-			observed.jobs = append(observed.jobs, &jobs.Items[i])
-		}
-	}
-	for i := range workloads.Items {
-		if workload := &workloads.Items[i]; metav1.IsControlledBy(workload, moed) && workload.DeletionTimestamp == nil {
-			observed.revisions = append(observed.revisions, revisions.StatefulSet(workload))
-		}
-	}
-	groups, known, err := r.listGroups(ctx, moed)
-	if err != nil {
-		return observed, err
-	}
-	observed.revisions, observed.groups = append(observed.revisions, groups...), known
-	slices.SortFunc(observed.revisions, func(a, b *revisions.Workload) int {
-		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
-	})
-	for i := range pods.Items {
-		switch pods.Items[i].Labels[semmoev1.LabelComponent] {
-		case semmoev1.ComponentEngine:
-			observed.enginePods = append(observed.enginePods, &pods.Items[i])
-		case semmoev1.ComponentWorker:
-			observed.workerPods = append(observed.workerPods, &pods.Items[i])
-		case semmoev1.ComponentInspect:
-			observed.inspectPods = append(observed.inspectPods, &pods.Items[i])
-		case semmoev1.ComponentRouter:
-			observed.routerPods = append(observed.routerPods, &pods.Items[i])
-		}
-	}
-	for i, leader := range observed.enginePods {
-		observed.enginePods[i] = revisions.AsReplica(leader, observed.workerPods, r.Now())
-	}
-	router := &appsv1.Deployment{}
-	err = r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.RouterName(moed)}, router)
-	if err == nil {
-		observed.router = router
-	}
-	return observed, client.IgnoreNotFound(err)
 }
 
 // nextInspection returns the constructor of an inspection Job per attempt, or nil while the spec is paused.
@@ -500,13 +421,13 @@ func (r *Reconciler) nextInspection(moed *semmoev1.MoEDeployment) func(attempt i
 
 // refusedPods returns why the pods of a workload or of the inspection cannot be created, for example a quota or the pod
 // security standard of the namespace. In this case no pod exists that could report the cause.
-func (r *Reconciler) refusedPods(ctx context.Context, observed children, o observation, now time.Time) (*podhealth.Problem, error) {
+func (r *Reconciler) refusedPods(ctx context.Context, observed *decision.Snapshot, o observation) (*podhealth.Problem, error) {
 	var owners []client.Object
-	for _, workload := range observed.revisions {
+	for _, workload := range observed.Workloads {
 		if state := revisions.StateOf(workload, o.Pods, o.Workers); workload.UID != "" && state.Existing < state.Replicas {
 			owners = append(owners, workload.Object)
 		}
-		for _, name := range revisions.GroupsLackingPods(workload, o.Pods, observed.workerPods) {
+		for _, name := range revisions.GroupsLackingPods(workload, o.Pods, observed.Workers) {
 			group := &appsv1.StatefulSet{}
 			err := r.Live.Get(ctx, client.ObjectKey{Namespace: workload.Namespace, Name: name}, group)
 			if err == nil {
@@ -520,7 +441,7 @@ func (r *Reconciler) refusedPods(ctx context.Context, observed children, o obser
 		owners = append(owners, job)
 	}
 	for _, owner := range owners {
-		message, err := podhealth.LastEvent(ctx, r.Live, owner, "FailedCreate", now)
+		message, err := podhealth.LastEvent(ctx, r.Live, owner, "FailedCreate", observed.Now)
 		if err != nil {
 			return nil, err
 		}

@@ -1,8 +1,8 @@
 // Package moedeployment brings the model of a MoEDeployment into service and keeps it there: it inspects the
 // checkpoint, creates one workload per revision, moves replicas between revisions, and reports the status. Its parts
-// are packages, each of which imports only packages later in this list: planner (selects the plan to serve under),
-// front (objects in front of the engines), locality (compares traffic to the plan), revisions (workloads), desired
-// (shared helpers).
+// are packages. Decisions: decision (from one snapshot), planner (the plan to serve under), locality (traffic compared to
+// the plan), revisions (workloads), desired (shared helpers). Reads and writes: plans, traffic, childobjects, and front
+// (objects in front of the engines). Start at Reconciler.Reconcile and decision.Decide.
 //
 // Invariants:
 //   - Every decision is based on observed objects. Status is write-only: clearing it changes no decision.

@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/decision"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
@@ -64,6 +65,23 @@ func (c *cluster) Get(_ context.Context, key client.ObjectKey, object client.Obj
 	return apierrors.NewNotFound(schema.GroupResource{}, key.Name)
 }
 
+// assess evaluates the drift, and lets the reconciler read the evidence.
+func assess(t *testing.T, r *Reconciler, moed *semmoev1.MoEDeployment, p planner.Planning, reports []lar.Report, workloads []*revisions.Workload, now time.Time) locality.Assessment {
+	t.Helper()
+	s := &decision.Snapshot{Snapshot: planner.Snapshot{Now: now, Moed: moed, Workloads: workloads}}
+	a, question := decision.Assess(s, p, reports)
+	if question == nil {
+		return a
+	}
+	if err := r.answer(t.Context(), s, question); err != nil {
+		t.Fatal(err)
+	}
+	if a, question = decision.Assess(s, p, reports); question != nil {
+		t.Fatalf("another question %#v", question)
+	}
+	return a
+}
+
 // Drift is detected from the reports of routers and the plan's ConfigMap. The calibration of the tables in use applies,
 // even if the tables belong to a newer plan than the layout.
 func TestAssessFromRouters(t *testing.T) {
@@ -86,40 +104,40 @@ func TestAssessFromRouters(t *testing.T) {
 	r := &Reconciler{Client: &cluster{configMaps: map[string]map[string]string{"newer-cm": data}}}
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = new(int32(5)) })
 	planned := planner.Planning{Serving: revisions.LayoutOf(old, semmoev1.RealizationEngineMap), Promise: old, Tables: newer, Plans: []*semmoev1.PlacementPlan{newer, old}}
-	a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start)
+	a := assess(t, r, moed, planned, reports, nil, moedtest.Start)
 	if a.Status != locality.Drifted || !a.Replan() || a.Plan != newer || a.Causes == nil || a.Since.Before(moedtest.Start.Add(-101*time.Second)) || a.Statistic <= a.Threshold {
 		t.Errorf("assessment %+v", a)
 	}
-	again := r.assess(t.Context(), moed, planned, slices.Clone(reports), nil, moedtest.Start)
+	again := assess(t, r, moed, planned, slices.Clone(reports), nil, moedtest.Start)
 	if diff := cmp.Diff(a, again); diff != "" {
 		t.Errorf("the same reports give another result:\n%s", diff)
 	}
 	for _, jump := range []time.Duration{-6 * time.Hour, 6 * time.Hour} { // jump of the manager's clock
-		if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start.Add(jump)); a.Status != locality.Unknown || a.Reason != "Stale" || a.Replan() {
+		if a := assess(t, r, moed, planned, reports, nil, moedtest.Start.Add(jump)); a.Status != locality.Unknown || a.Reason != "Stale" || a.Replan() {
 			t.Errorf("with a clock that has jumped by %v: %+v", jump, a)
 		}
 	}
 	newer.Status.Forecast = nil // made from token counts: the layout's plan contains the prediction
-	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Status != locality.Drifted || a.Plan != newer || a.Promise.LARMilli != 400 {
+	if a := assess(t, r, moed, planned, reports, nil, moedtest.Start); a.Status != locality.Drifted || a.Plan != newer || a.Promise.LARMilli != 400 {
 		t.Errorf("with tables without a forecast: %+v", a)
 	}
 	tried, reverted, reported := planned, planned, planned
 	tried.Candidate, reverted.Tables, reported.Tables = revisions.LayoutOf(newer, semmoev1.RealizationEngineMap), nil, old
 	for name, p := range map[string]planner.Planning{"a candidate exists": tried, "routers revert to the layout's tables": reverted, "routers switch to newer tables": reported} {
-		if a := r.assess(t.Context(), moed, p, reports, nil, moedtest.Start); a.Status != locality.Drifted || a.Hold.Reason != "RollingOut" {
+		if a := assess(t, r, moed, p, reports, nil, moedtest.Start); a.Status != locality.Drifted || a.Hold.Reason != "RollingOut" {
 			t.Errorf("%s: %s, hold %+v", name, a.Status, a.Hold)
 		}
 	}
 	moed.Spec.Drift.MaxReplansPerDay = new(int32(1))
-	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Hold.Reason != "DailyReplanLimit" {
+	if a := assess(t, r, moed, planned, reports, nil, moedtest.Start); a.Hold.Reason != "DailyReplanLimit" {
 		t.Errorf("hold %+v: the newer plan was made for drift", a.Hold)
 	}
 	trial := revisions.StatefulSet(&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{semmoev1.AnnotationRollout: "canary"}}, Spec: appsv1.StatefulSetSpec{Replicas: new(int32(1))}})
-	if a := r.assess(t.Context(), moed, planned, reports, []*revisions.Workload{trial}, moedtest.Start); a.Hold.Reason != "RollingOut" {
+	if a := assess(t, r, moed, planned, reports, []*revisions.Workload{trial}, moedtest.Start); a.Hold.Reason != "RollingOut" {
 		t.Errorf("hold %+v with a revision on trial", a.Hold)
 	}
 	moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "p"}
-	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Hold.Reason != "PlanPinned" {
+	if a := assess(t, r, moed, planned, reports, nil, moedtest.Start); a.Hold.Reason != "PlanPinned" {
 		t.Errorf("hold %+v with a plan that is pinned", a.Hold)
 	}
 }
@@ -137,11 +155,11 @@ func TestAssessWithinTheWindow(t *testing.T) {
 	r := &Reconciler{Client: &cluster{}}
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = new(int32(5)) })
 	planned := planner.Planning{Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan, Plans: []*semmoev1.PlacementPlan{plan}}
-	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Status != locality.OnTarget {
+	if a := assess(t, r, moed, planned, reports, nil, moedtest.Start); a.Status != locality.OnTarget {
 		t.Errorf("the rate matches the prediction only within the window: %+v", a)
 	}
 	reports[0].Observations = reports[0].Observations[:210]
-	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Status != locality.Unknown || a.Reason != "TooFewSamples" {
+	if a := assess(t, r, moed, planned, reports, nil, moedtest.Start); a.Status != locality.Unknown || a.Reason != "TooFewSamples" {
 		t.Errorf("with ten requests of the window: %+v", a)
 	}
 }
@@ -182,10 +200,10 @@ func TestAssessFromPrometheus(t *testing.T) {
 	planned := planner.Planning{Serving: revisions.LayoutOf(inUse, semmoev1.RealizationEngineMap), Promise: inUse}
 	serving := revisions.StatefulSet(&appsv1.StatefulSet{Spec: appsv1.StatefulSetSpec{Replicas: new(int32(1))}})
 	serving.Template().Annotations = map[string]string{semmoev1.AnnotationPlanDigest: planned.Serving.Digest}
-	assess := func(now time.Time) locality.Assessment {
-		return r.assess(t.Context(), moed, planned, nil, []*revisions.Workload{serving}, now)
+	evaluate := func(now time.Time) locality.Assessment {
+		return assess(t, r, moed, planned, nil, []*revisions.Workload{serving}, now)
 	}
-	if a := assess(moedtest.Start); a.Status != locality.Drifted || !a.Replan() || a.Causes != nil || authorization != "Bearer word" {
+	if a := evaluate(moedtest.Start); a.Status != locality.Drifted || !a.Replan() || a.Causes != nil || authorization != "Bearer word" {
 		t.Errorf("assessment %+v, authorization %q", a, authorization)
 	}
 	// Values from before the plan came into use do not count.
@@ -197,11 +215,11 @@ func TestAssessFromPrometheus(t *testing.T) {
 		},
 		"routers had other tables": func(ago time.Duration) { planned.TablesSince = moedtest.Start.Add(-ago) },
 	} {
-		if since(recently); assess(moedtest.Start).Reason != "TooFewValues" {
-			t.Errorf("%s: %+v, want TooFewValues", what, assess(moedtest.Start))
+		if since(recently); evaluate(moedtest.Start).Reason != "TooFewValues" {
+			t.Errorf("%s: %+v, want TooFewValues", what, evaluate(moedtest.Start))
 		}
-		if since(24 * time.Hour); assess(moedtest.Start).Reason != "Drifted" {
-			t.Errorf("%s, long ago: %+v, want Drifted", what, assess(moedtest.Start))
+		if since(24 * time.Hour); evaluate(moedtest.Start).Reason != "Drifted" {
+			t.Errorf("%s, long ago: %+v, want Drifted", what, evaluate(moedtest.Start))
 		}
 		serving.ObjectMeta.CreationTimestamp, serving.Annotations, planned.TablesSince = metav1.Time{}, nil, time.Time{}
 	}
@@ -229,12 +247,12 @@ func TestAssessFromPrometheus(t *testing.T) {
 			inUse.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(-tc.made))
 			if name == "unchanged" {
 				status = 503
-				assess(moedtest.Start)
+				evaluate(moedtest.Start)
 				status = tc.status
 			} else {
 				r.Prometheus = &promquery.Client{Hosts: promquery.Hosts{"127.0.0.1"}}
 			}
-			if a := assess(moedtest.Start); a.Reason != tc.want || a.Message == "" || a.Replan() {
+			if a := evaluate(moedtest.Start); a.Reason != tc.want || a.Message == "" || a.Replan() {
 				t.Errorf("reason %s (%s), want %s", a.Reason, a.Message, tc.want)
 			}
 		})

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
@@ -244,19 +245,27 @@ func (r *Reconciler) scale(ctx context.Context, moed *semmoev1.MoEDeployment, wo
 	switch {
 	case workload.UID == "":
 		*workload.Replicas() = replicas
-		if err := r.Create(ctx, workload.Object, client.FieldOwner(desired.Manager)); err != nil && !apierrors.IsAlreadyExists(err) {
+		err := r.Create(ctx, workload.Object, client.FieldOwner(desired.Manager))
+		if err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("failed to create workload %s: %w", workload.Name, err)
 		}
+		if err == nil {
+			childobjects.LogWrite(ctx, 0, "Created a workload", workload.Object, "replicas", replicas, "rollout", workload.Annotations[semmoev1.AnnotationRollout])
+		}
 		// Keep the plan before deleting the old workload, which may be the last object that references it.
-		return revisions.KeepPlan(ctx, r.Client, workload)
+		return childobjects.KeepPlan(ctx, r.Client, workload)
 	case *workload.Replicas() != replicas:
-		return workload.Change(ctx, r.Client, "scale", func() { *workload.Replicas() = replicas })
+		return childobjects.ChangeWorkload(ctx, r.Client, workload, "scale", func() { *workload.Replicas() = replicas })
 	case !wanted && replicas == 0 && workload.Drained(pods):
-		if changed, err := desired.SpecChanged(ctx, r.Live, moed); err != nil || changed {
+		if changed, err := childobjects.SpecChanged(ctx, r.Live, moed); err != nil || changed {
 			return err
 		}
-		if err := r.Delete(ctx, workload.Object, client.Preconditions{UID: &workload.UID, ResourceVersion: &workload.ResourceVersion}); client.IgnoreNotFound(err) != nil {
+		err := r.Delete(ctx, workload.Object, client.Preconditions{UID: &workload.UID, ResourceVersion: &workload.ResourceVersion})
+		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("failed to delete workload %s: %w", workload.Name, err)
+		}
+		if err == nil {
+			childobjects.LogWrite(ctx, 0, "Deleted a workload", workload.Object)
 		}
 	}
 	return nil

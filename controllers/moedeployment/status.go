@@ -22,6 +22,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/decision"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/front"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
@@ -90,6 +91,16 @@ type observation struct {
 	StoreFailure string
 	// Failure is an error of a phase of the reconciliation that a retry does not fix.
 	Failure string
+}
+
+// observationOf returns what is known after a decision.
+func observationOf(s *decision.Snapshot, d decision.Decision) observation {
+	return observation{
+		Pods: s.Pods, Workers: s.Workers, Router: s.Router, StoreFailure: s.StoreFailure, Inspection: s.Inspection,
+		Invalid: d.Invalid, Undecided: d.Undecided, Revision: d.Revision, CandidateRevision: d.CandidateRevision, Planning: d.Planning,
+		Serving: d.Serving, InService: d.InService, Ranks: d.Ranks, Release: d.Release, Reports: d.Reports, Steps: d.Steps,
+		Observed: d.Observed, RankTokens: d.Observed.RankLoads(), Enough: d.Observed.Enough(), Drift: d.Drift, Replan: d.Replan,
+	}
 }
 
 // servingRevision returns the revision that serves requests, or "" if unknown.

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/decision"
 	"github.com/semmoe/operator/controllers/moedeployment/front"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
@@ -254,7 +255,7 @@ func TestForeignServiceIsDetected(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone })
 	c := moedtest.Cluster(t, moed.DeepCopy(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m"}})
 	var o observation
-	_, err := (&Reconciler{Client: c, Live: c}).act(t.Context(), moed, &o, children{}, moedtest.Start)
+	_, err := (&Reconciler{Client: c, Live: c}).act(t.Context(), &o, &decision.Snapshot{Snapshot: planner.Snapshot{Now: moedtest.Start, Moed: moed}}, nil)
 	if want := "Service m exists and belongs to another owner: delete it"; err == nil || o.Front.ServiceTaken != want {
 		t.Errorf("ServiceTaken is %q (%v), want %q", o.Front.ServiceTaken, err, want)
 	}
@@ -373,9 +374,12 @@ func TestStatusSurvivesErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	job.Annotations = map[string]string{semmoev1.AnnotationReport: string(text)}
-	observed := children{jobs: []*batchv1.Job{job}, enginePods: []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-c1-0", "c1")}}
+	observed := &decision.Snapshot{
+		Snapshot:   planner.Snapshot{Now: moedtest.Start, Moed: moed, Report: &found, Pods: []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-c1-0", "c1")}},
+		Inspection: inspection.Observe(inspectionInputs(moed).Hash(), []*batchv1.Job{job}, nil),
+	}
 	decided := observation{
-		Inspection: inspection.State{Report: &found}, Revision: "r1", Pods: observed.enginePods,
+		Inspection: inspection.State{Report: &found}, Revision: "r1", Pods: observed.Pods,
 		Rollout:  rolloutState{Phase: semmoev1.RolloutPhaseCanary, Reason: "Canary", Message: "m", Candidate: "c1", Plan: "ab"},
 		Planning: planner.Planning{Profile: moedtest.ProfiledBy("q", "r", moedtest.Start), ProfileName: "q", Plan: moedtest.PlanFor400(), Promise: moedtest.PlanFor400(), Candidate: &revisions.Layout{Digest: "ab"}},
 	}
@@ -385,8 +389,10 @@ func TestStatusSurvivesErrors(t *testing.T) {
 		return errors.New("connection refused")
 	}})
 	r := &Reconciler{Client: c, Live: c, Now: func() time.Time { return moedtest.Start }}
-	o, err := r.decide(t.Context(), moed, observed, moedtest.Start)
-	if err == nil || o.Revision != "" || o.Inspection.Report == nil {
+	observed.Unread = r.plans().Observe(t.Context(), &observed.Snapshot)
+	d := r.decide(t.Context(), observed)
+	o, err := observationOf(observed, d), d.Err
+	if err == nil || !o.Undecided || o.Revision != "" || o.Inspection.Report == nil {
 		t.Fatalf("error %v, observation %+v", err, o)
 	}
 	if diff := cmp.Diff(moed.Status, statusOf(moed, o, moedtest.Start.Add(time.Hour))); diff != "" {

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/kube/ownership"
@@ -436,7 +437,7 @@ func TestKeptConfigMap(t *testing.T) {
 	w.create(workload)
 	keep := func() *corev1.ConfigMap {
 		t.Helper()
-		if err := revisions.KeepPlan(t.Context(), api, revisions.StatefulSet(workload)); err != nil {
+		if err := childobjects.KeepPlan(t.Context(), api, revisions.StatefulSet(workload)); err != nil {
 			t.Fatal(err)
 		}
 		return w.configMap(served.Name)

@@ -1,8 +1,10 @@
-// Package desired contains helpers shared by the parts of the MoEDeployment controller: defaults of the spec, and
-// names, labels and writes of children.
+// Package desired contains helpers shared by the parts of the MoEDeployment controller: defaults of the spec,
+// and names and labels of children.
 package desired
 
 import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -44,4 +46,10 @@ func Labels(moed *semmoev1.MoEDeployment, component string, more ...string) map[
 // OwnerReference returns the controller reference with which children are garbage-collected.
 func OwnerReference(moed *semmoev1.MoEDeployment) *metav1ac.OwnerReferenceApplyConfiguration {
 	return ownership.Reference(moed, "MoEDeployment")
+}
+
+// Object is an API object. It has the methods of client.Object, which decisions do not import.
+type Object interface {
+	metav1.Object
+	runtime.Object
 }

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/kube/result"
@@ -57,11 +58,11 @@ type State struct {
 // it.
 func (f *Front) Reconcile(ctx context.Context, moed *semmoev1.MoEDeployment, engines Engines) (State, error) {
 	var state State
-	podsErr := desired.Ensure(ctx, f.Client, f.Live, moed, &corev1.Service{}, podsService(moed), coreac.ExtractService)
+	podsErr := childobjects.Ensure(ctx, f.Client, f.Live, moed, &corev1.Service{}, podsService(moed), coreac.ExtractService)
 	if podsErr != nil {
 		podsErr = fmt.Errorf("failed to reconcile the Service of the pods: %w", podsErr)
 	}
-	budgetErr := desired.Ensure(ctx, f.Client, f.Live, moed, &policyv1.PodDisruptionBudget{}, engineBudget(moed), policyac.ExtractPodDisruptionBudget)
+	budgetErr := childobjects.Ensure(ctx, f.Client, f.Live, moed, &policyv1.PodDisruptionBudget{}, engineBudget(moed), policyac.ExtractPodDisruptionBudget)
 	if budgetErr != nil {
 		budgetErr = fmt.Errorf("failed to reconcile the PodDisruptionBudget of the engines: %w", budgetErr)
 	}
@@ -90,7 +91,7 @@ func (f *Front) reconcileRouting(ctx context.Context, moed *semmoev1.MoEDeployme
 	if err != nil {
 		return lastServiceTaken(moed), errors.Join(routerErr, err)
 	}
-	if err := desired.Ensure(ctx, f.Client, f.Live, moed, &corev1.Service{}, service(moed, target), coreac.ExtractService); err != nil {
+	if err := childobjects.Ensure(ctx, f.Client, f.Live, moed, &corev1.Service{}, service(moed, target), coreac.ExtractService); err != nil {
 		serviceErr = fmt.Errorf("failed to reconcile the Service: %w", err)
 		var foreign *result.ForeignError
 		if !errors.As(err, &foreign) {
@@ -124,7 +125,7 @@ func (f *Front) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeployment,
 	if err := f.Get(ctx, client.ObjectKeyFromObject(moed), cached); client.IgnoreNotFound(err) != nil {
 		return "", fmt.Errorf("failed to read the Service: %w", err)
 	}
-	if desired.CheckOwn(f.Client, moed, cached) != nil || !selectsEngines(cached) {
+	if childobjects.CheckOwn(f.Client, moed, cached) != nil || !selectsEngines(cached) {
 		return semmoev1.ComponentRouter, nil
 	}
 	// The cache may show the Service before a router took over. Using it would switch the Service back.
@@ -145,10 +146,13 @@ func selectsEngines(service *corev1.Service) bool {
 // remove deletes an object that the spec does not need. It checks the latest spec first, because the cache may be out
 // of date.
 func (f *Front) remove(ctx context.Context, moed *semmoev1.MoEDeployment, object client.Object) error {
-	if changed, err := desired.SpecChanged(ctx, f.Live, moed); err != nil || changed {
+	if changed, err := childobjects.SpecChanged(ctx, f.Live, moed); err != nil || changed {
 		return err
 	}
 	err := f.Delete(ctx, object, client.Preconditions{UID: new(object.GetUID())}, client.PropagationPolicy(metav1.DeletePropagationBackground))
+	if err == nil {
+		childobjects.LogWrite(ctx, 1, "Deleted an object", object)
+	}
 	return client.IgnoreNotFound(err)
 }
 

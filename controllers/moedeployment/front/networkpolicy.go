@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/router/managerauth"
 )
@@ -34,7 +35,7 @@ func (f *Front) reconcileNetworkPolicies(ctx context.Context, moed *semmoev1.MoE
 			}
 			continue
 		}
-		if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &networkingv1.NetworkPolicy{}, policy, networkingac.ExtractNetworkPolicy); err != nil {
+		if err := childobjects.EnsureLatest(ctx, f.Client, f.Live, moed, &networkingv1.NetworkPolicy{}, policy, networkingac.ExtractNetworkPolicy); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("failed to reconcile NetworkPolicy %s: %w", name, err))
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/kube/ownership"
 )
@@ -33,20 +34,20 @@ const PoolPeriod = 30 * time.Second
 // reconcilePicker writes the objects with which a Gateway queries the request router: the router's Service, and the
 // InferencePool. It reports whether the cluster lacks the kind InferencePool.
 func (f *Front) reconcilePicker(ctx context.Context, moed *semmoev1.MoEDeployment, engines Engines) (kindMissing bool, err error) {
-	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &corev1.Service{}, pickerService(moed), coreac.ExtractService); err != nil {
+	if err := childobjects.EnsureLatest(ctx, f.Client, f.Live, moed, &corev1.Service{}, pickerService(moed), coreac.ExtractService); err != nil {
 		return false, fmt.Errorf("failed to reconcile the Service of the endpoint picker: %w", err)
 	}
 	want, live := inferencePoolOf(moed, engines.port(moed)), &unstructured.Unstructured{}
 	live.SetGroupVersionKind(InferencePool)
 	err = f.Get(ctx, client.ObjectKeyFromObject(want), live)
 	if err == nil {
-		err = desired.CheckOwn(f.Client, moed, live)
+		err = childobjects.CheckOwn(f.Client, moed, live)
 	}
 	switch {
 	case err == nil && poolHas(live, want):
 		return false, nil
 	case apierrors.IsNotFound(err):
-		if changed, err := desired.SpecChanged(ctx, f.Live, moed); err != nil || changed {
+		if changed, err := childobjects.SpecChanged(ctx, f.Live, moed); err != nil || changed {
 			return false, err
 		}
 		fallthrough

@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/router/livesamples"
@@ -44,7 +45,7 @@ const tablesMountPath = "/etc/semmoe/tables"
 func (f *Front) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeployment) (serves bool, err error) {
 	account := &corev1.ServiceAccount{}
 	accountIntent := routerServiceAccount(moed)
-	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, account, accountIntent, coreac.ExtractServiceAccount); err != nil {
+	if err := childobjects.EnsureLatest(ctx, f.Client, f.Live, moed, account, accountIntent, coreac.ExtractServiceAccount); err != nil {
 		return false, fmt.Errorf("failed to reconcile the ServiceAccount of the request router: %w", err)
 	}
 	accountUID := account.UID
@@ -54,7 +55,7 @@ func (f *Front) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeploymen
 	if accountUID == "" {
 		return false, nil // the spec has changed, and an update event follows
 	}
-	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &rbacv1.RoleBinding{}, routerRoleBinding(moed), rbacac.ExtractRoleBinding); err != nil {
+	if err := childobjects.EnsureLatest(ctx, f.Client, f.Live, moed, &rbacv1.RoleBinding{}, routerRoleBinding(moed), rbacac.ExtractRoleBinding); err != nil {
 		return false, fmt.Errorf("failed to reconcile the RoleBinding of the request router: %w", err)
 	}
 	authority, err := f.StoreAuthority(ctx, moed)
@@ -72,10 +73,10 @@ func (f *Front) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeploymen
 		return false, err
 	}
 	deployment := &appsv1.Deployment{}
-	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, deployment, intent, appsac.ExtractDeployment); err != nil {
+	if err := childobjects.EnsureLatest(ctx, f.Client, f.Live, moed, deployment, intent, appsac.ExtractDeployment); err != nil {
 		return false, fmt.Errorf("failed to reconcile the Deployment of the request router: %w", err)
 	}
-	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &policyv1.PodDisruptionBudget{}, routerBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
+	if err := childobjects.EnsureLatest(ctx, f.Client, f.Live, moed, &policyv1.PodDisruptionBudget{}, routerBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
 		return false, fmt.Errorf("failed to reconcile the PodDisruptionBudget of the request router: %w", err)
 	}
 	return intent.UID == nil && updatedAvailable(deployment), nil // the cache does not contain an object that was just written

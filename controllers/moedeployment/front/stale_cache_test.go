@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/internal/kube/ownership"
@@ -60,7 +61,7 @@ func TestRouterIsMadeByTheLatestSpec(t *testing.T) {
 			},
 		})
 		policy := networkPolicies(moed, semmoev1.ComponentRouter, "", Engines{})[desired.RouterName(moed)]
-		err := desired.EnsureLatest(context.Background(), c, c, moed, &networkingv1.NetworkPolicy{}, policy, networkingac.ExtractNetworkPolicy)
+		err := childobjects.EnsureLatest(context.Background(), c, c, moed, &networkingv1.NetworkPolicy{}, policy, networkingac.ExtractNetworkPolicy)
 		if err != nil || made != want {
 			t.Errorf("generation %d of 1 seen: made %v, want %v; %v", generation, made, want, err)
 		}

@@ -35,7 +35,7 @@ func TestCalibrationIn(t *testing.T) {
 		"unusable content": {bad, badDigest, false, "3 ranks need 9"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := calibrationIn(tc.data, tc.digest)
+			c, err := CalibrationIn(tc.data, tc.digest)
 			if (c != nil) != tc.found || (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
 				t.Errorf("calibration %v, error %v; want %v, %q", c, err, tc.found, tc.err)
 			}

@@ -4,8 +4,7 @@
 // Invariants:
 //   - Assess is a pure function of evidence, without memory, so that every leader reaches the same result.
 //   - Missing, old or non-numeric evidence means Unknown, never drift. Unknown triggers no action.
-//   - Only thin functions around Assess read evidence: from routers, from Prometheus, and the plan's calibration from
-//     its ConfigMap.
+//   - Package traffic reads the evidence: from routers, from Prometheus, and the plan's calibration from its ConfigMap.
 package locality
 
 import (
@@ -302,7 +301,7 @@ func prometheusSilent(in Input) (reason, message string, violated bool) {
 func prometheusStale(in Input) (reason, message string, violated bool) {
 	points := in.Prometheus.Points
 	return "PrometheusStale", "The query returned no numeric value for the last minutes",
-		in.fromPrometheus() && (len(points) == 0 || in.Now.Sub(points[len(points)-1].Time) > staleSteps*in.Prometheus.step())
+		in.fromPrometheus() && (len(points) == 0 || in.Now.Sub(points[len(points)-1].Time) > staleSteps*in.Prometheus.Step())
 }
 
 // notARate: the query returns something else. Evaluating it would report drift always or never.

@@ -231,7 +231,7 @@ func TestNoisyEvidenceIsNeverDrift(t *testing.T) {
 			}
 		}
 		points = points[:random.IntN(len(points)+1)]
-		if a := Assess(asked(numbers(points, moedtest.Start.Add(-time.Duration(random.IntN(200))*time.Minute)))); a.Status == Drifted {
+		if a := Assess(asked(Numbers(points, moedtest.Start.Add(-time.Duration(random.IntN(200))*time.Minute)))); a.Status == Drifted {
 			t.Fatalf("Prometheus: %v are drift: %+v", points, a)
 		}
 	}

@@ -136,8 +136,8 @@ type PrometheusEvidence struct {
 	End time.Time
 }
 
-// step returns the time between two values.
-func (e PrometheusEvidence) step() time.Duration { return e.Window / windowSteps }
+// Step returns the time between two values.
+func (e PrometheusEvidence) Step() time.Duration { return e.Window / windowSteps }
 
 // covered reports whether the last window has enough values.
 func (e PrometheusEvidence) covered() bool {
@@ -161,8 +161,8 @@ func within(points []promquery.Point, end time.Time, window time.Duration) []pro
 	return points[first:last]
 }
 
-// numbers returns the points with numeric values since from.
-func numbers(points []promquery.Point, from time.Time) []promquery.Point {
+// Numbers returns the points with numeric values since from.
+func Numbers(points []promquery.Point, from time.Time) []promquery.Point {
 	var kept []promquery.Point
 	for _, p := range points {
 		if !math.IsNaN(p.Value) && !math.IsInf(p.Value, 0) && !p.Time.Before(from) {

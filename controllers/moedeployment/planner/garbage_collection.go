@@ -1,15 +1,12 @@
 package planner
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
@@ -17,66 +14,61 @@ import (
 )
 
 // deleteObsolete deletes operator-managed profiles and plans that neither this MoEDeployment nor other objects in the
-// namespace need. It removes deleted profiles from the lineage, so that no plan is made from them.
-func (pl *Planner) deleteObsolete(ctx context.Context, moed *semmoev1.MoEDeployment, p *Planning, profiles []*semmoev1.AffinityProfile, workloads []*revisions.Workload) error {
-	now := pl.Now()
-	plans := obsoletePlans(moed, p.Plans, *p, workloads, now)
-	if len(plans)+len(obsoleteProfiles(profiles, *p, without(p.Plans, plans), now)) == 0 {
-		return nil // read other objects only if there is something to delete
+// namespace need. It removes the profiles from the lineage, so that no plan is made from them.
+func (d *Decision) deleteObsolete(s *Snapshot) {
+	if desired.Paused(s.Moed) {
+		return
 	}
-	others, err := pl.neededByOthers(ctx, moed, plans)
-	if err != nil {
-		return err
+	plans := obsoletePlans(s.Moed, s.Plans, d.Planning, s.Workloads, s.Now)
+	if len(plans)+len(obsoleteProfiles(s.Profiles, d.Planning, without(s.Plans, plans), s.Now)) == 0 {
+		return // ask about other objects only if there is something to delete
 	}
-	plans = slices.DeleteFunc(plans, others.needPlan)
-	old := slices.DeleteFunc(obsoleteProfiles(profiles, *p, without(p.Plans, plans), now), others.needProfile)
-	if len(plans)+len(old) == 0 {
-		return nil
+	if s.References == nil || len(plans) > 0 && !s.References.pods {
+		d.Question = ReferencesOfOthers{Pods: len(plans) > 0}
+		return
 	}
-	if changed, err := desired.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
-		return err
+	plans = slices.DeleteFunc(plans, s.References.needPlan)
+	profiles := slices.DeleteFunc(obsoleteProfiles(s.Profiles, d.Planning, without(s.Plans, plans), s.Now), func(profile *semmoev1.AffinityProfile) bool {
+		return s.References.needProfile(profile) || s.Undeletable[profile.Name] // not deleted: the next profile is its successor
+	})
+	if len(plans)+len(profiles) == 0 || !d.mayDelete(s) {
+		return
 	}
-	failed := deleteAll(ctx, pl.Client, plans)
-	for i := range old {
-		gone := old[i : i+1]
-		if err := deleteAll(ctx, pl.Client, gone); err != nil {
-			failed = errors.Join(failed, err) // not deleted: the next profile is its successor
-			continue
-		}
-		p.Lineage.profiles = without(p.Lineage.profiles, gone)
+	for _, plan := range plans {
+		d.write(desired.Delete{Object: plan})
 	}
-	return failed
+	for _, profile := range profiles {
+		d.write(desired.Delete{Object: profile})
+	}
+	d.Lineage.profiles = without(d.Lineage.profiles, profiles)
 }
 
-// others are the references of other objects in a namespace to profiles and plans.
-type others struct {
+// ReferenceSet contains the references of other objects in a namespace to profiles and plans.
+type ReferenceSet struct {
 	// pinned are the plans that MoEDeployments pin. profiles are the profiles that MoEDeployments, and PlacementPlans
 	// of other owners, reference.
 	pinned, profiles map[string]bool
 	// layouts are the digests of the plans with the layouts that the pinned tables are for.
 	layouts map[string]bool
-	// configMaps are the ConfigMaps that pods mount.
+	// configMaps are the ConfigMaps that pods mount, if pods is set.
 	configMaps []string
+	pods       bool
 }
 
-func (o others) needPlan(plan *semmoev1.PlacementPlan) bool {
+func (o *ReferenceSet) needPlan(plan *semmoev1.PlacementPlan) bool {
 	return o.pinned[plan.Name] || o.layouts[plan.Status.PlanDigest] || slices.ContainsFunc(o.configMaps, func(name string) bool { return ofPlan(name, plan) })
 }
 
-func (o others) needProfile(profile *semmoev1.AffinityProfile) bool { return o.profiles[profile.Name] }
+func (o *ReferenceSet) needProfile(profile *semmoev1.AffinityProfile) bool {
+	return o.profiles[profile.Name]
+}
 
-// neededByOthers reads the references of other objects to profiles and plans. It reads pods without the cache, which
-// contains only the operator's pods, and only if a plan is to be deleted.
-func (pl *Planner) neededByOthers(ctx context.Context, moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan) (others, error) {
-	o := others{pinned: map[string]bool{}, profiles: map[string]bool{}, layouts: map[string]bool{}}
-	var moeds semmoev1.MoEDeploymentList
-	var made semmoev1.PlacementPlanList
-	here := client.InNamespace(moed.Namespace)
-	if err := errors.Join(pl.List(ctx, &moeds, here, client.UnsafeDisableDeepCopy), pl.List(ctx, &made, here, client.UnsafeDisableDeepCopy)); err != nil {
-		return o, fmt.Errorf("failed to list the users of profiles and plans: %w", err)
-	}
-	for i := range moeds.Items {
-		other := &moeds.Items[i]
+// NewReferenceSet collects the references in the MoEDeployments and plans of a namespace, and in its pods if pods is
+// not nil.
+func NewReferenceSet(moed *semmoev1.MoEDeployment, moeds []semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan, pods *corev1.PodList) *ReferenceSet {
+	o := &ReferenceSet{pinned: map[string]bool{}, profiles: map[string]bool{}, layouts: map[string]bool{}}
+	for i := range moeds {
+		other := &moeds[i]
 		if other.UID == moed.UID {
 			continue
 		}
@@ -87,8 +79,8 @@ func (pl *Planner) neededByOthers(ctx context.Context, moed *semmoev1.MoEDeploym
 			o.profiles[profiling.ProfileRef.Name] = true
 		}
 	}
-	for i := range made.Items {
-		plan := &made.Items[i]
+	for i := range plans {
+		plan := &plans[i]
 		if o.pinned[plan.Name] && plan.Status.Tier == semmoev1.TierTables && plan.Spec.Current != nil {
 			o.layouts[plan.Spec.Current.PlanDigest] = true
 		}
@@ -99,17 +91,13 @@ func (pl *Planner) neededByOthers(ctx context.Context, moed *semmoev1.MoEDeploym
 			}
 		}
 	}
-	if len(plans) == 0 {
-		return o, nil
+	if pods != nil {
+		o.pods = true
+		for i := range pods.Items {
+			o.configMaps = append(o.configMaps, mountedBy(&pods.Items[i])...)
+		}
 	}
-	var pods corev1.PodList
-	if err := pl.Live.List(ctx, &pods, here); err != nil {
-		return o, fmt.Errorf("failed to list pods that mount plans: %w", err)
-	}
-	for i := range pods.Items {
-		o.configMaps = append(o.configMaps, mountedBy(&pods.Items[i])...)
-	}
-	return o, nil
+	return o
 }
 
 // mountedBy returns the ConfigMaps that a pod mounts; none for a terminated pod.
@@ -159,7 +147,7 @@ func obsoletePlans(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan
 }
 
 // keeps reports whether a profile or plan was made for drift recently, or whether its state is unknown.
-func (p *Planning) keeps(object client.Object, now time.Time) bool {
+func (p *Planning) keeps(object metav1.Object, now time.Time) bool {
 	return recentReplan(object, now) || p.baseUnknown() && object.GetLabels()[semmoev1.LabelBase] != ""
 }
 

@@ -1,7 +1,6 @@
 package planner
 
 import (
-	"context"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -23,16 +22,6 @@ type HardwareProfile struct {
 	Known bool
 	// Fault is why the hardware profile in the spec cannot be used; its zero value if it can.
 	Fault desired.Finding
-}
-
-// hardware reads the hardware profile that the spec names.
-func (pl *Planner) hardware(ctx context.Context, moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan) (HardwareProfile, error) {
-	chosen, err := machines.Read(ctx, pl.Live, moed.Namespace, moed.Spec.Placement.Hardware)
-	fault := machines.AsProfileError(err)
-	if err != nil && fault == nil {
-		return HardwareProfile{}, err
-	}
-	return hardwareOf(moed, chosen, fault, plans), nil
 }
 
 // hardwareOf returns the state of the profile that was read. A missing or invalid profile changes no plan: the newest

@@ -5,8 +5,8 @@
 //   - The plan in service is read only from workloads: a deleted plan, or one with a lost status, is still in
 //     service.
 //   - A plan is a candidate only if it may be rolled out. Its failures are recorded on the plan itself.
-//   - The choice of a layout, and the reaction to drift, are pure functions of observed objects (chooseLayout,
-//     nextReplan).
+//   - Decide and NextReplan are pure functions of a Snapshot. They return the writes, and a question if a read depends
+//     on the decision. Package plans reads snapshots and answers questions.
 package planner
 
 import (
@@ -24,7 +24,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
@@ -228,6 +227,9 @@ func Published(plan *semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, model
 		plan.Spec.ExpertParallelSize == moed.Spec.Parallelism.ExpertParallelSize && plan.Spec.Attention == moed.Spec.Parallelism.Attention &&
 		plan.Spec.Engine == moed.Spec.Engine.Type
 }
+
+// release returns the release of the engine; its zero value if unknown.
+func (s *Snapshot) release() engine.Release { return revisions.Release(s.Moed, s.Workloads) }
 
 // choice is the input for the choice of a layout.
 type choice struct {
@@ -602,8 +604,8 @@ func (p *Planning) TablesText() string {
 	return text
 }
 
-// newestFirst sorts objects by age. Ties are broken by name.
-func newestFirst[T client.Object](objects []T) {
+// NewestFirst sorts objects by age. Ties are broken by name.
+func NewestFirst[T metav1.Object](objects []T) {
 	slices.SortFunc(objects, func(a, b T) int {
 		return cmp.Or(b.GetCreationTimestamp().Compare(a.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName()))
 	})

@@ -2,7 +2,6 @@ package planner
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -10,13 +9,10 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
@@ -50,7 +46,7 @@ func lineageOf(base *semmoev1.PlacementPlan, profiles []*semmoev1.AffinityProfil
 	if base == nil {
 		return l
 	}
-	of := func(object client.Object) bool {
+	of := func(object metav1.Object) bool {
 		return object.GetLabels()[semmoev1.LabelBase] == base.Name && object.GetDeletionTimestamp() == nil
 	}
 	for _, profile := range profiles {
@@ -63,8 +59,8 @@ func lineageOf(base *semmoev1.PlacementPlan, profiles []*semmoev1.AffinityProfil
 			l.plans = append(l.plans, plan)
 		}
 	}
-	newestFirst(l.profiles)
-	newestFirst(l.plans)
+	NewestFirst(l.profiles)
+	NewestFirst(l.plans)
 	return l
 }
 
@@ -170,8 +166,8 @@ func Pinned(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) bool {
 	return plan != nil && moed.Spec.Placement.PlanRef != nil && moed.Spec.Placement.PlanRef.Name == plan.Name
 }
 
-// driftSignal is the input, in addition to objects, for the next step after a drift.
-type driftSignal struct {
+// DriftSignal is the input, in addition to objects, for the next step after a drift.
+type DriftSignal struct {
 	// Drifted reports that traffic has drifted away from the plan, and that a plan may be made for it now. OnTarget
 	// reports that traffic is known to match the plan: work that was started for an ended drift is cancelled.
 	Drifted, OnTarget bool
@@ -195,7 +191,7 @@ type replanStep struct {
 
 // nextReplan decides the next step after a drift from existing objects: first a profile of the traffic, then a plan
 // that replaces the one in service. Names follow from the observations, so creating an object twice is a no-op.
-func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d driftSignal) replanStep {
+func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d DriftSignal) replanStep {
 	say := func(reason, message string) replanStep {
 		return replanStep{Say: desired.Finding{Reason: reason, Message: message}}
 	}
@@ -266,7 +262,7 @@ func (l lineage) pending() *semmoev1.AffinityProfile {
 }
 
 // afterProfile returns the next step for a profile from which no plan was made yet.
-func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmoev1.AffinityProfile, d driftSignal) replanStep {
+func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmoev1.AffinityProfile, d DriftSignal) replanStep {
 	complete := Profiled(profile, modelDigest)
 	source := p.source()
 	unchanged := complete && source != nil && source.Status.Result != nil && profile.Status.Result.Digest == source.Status.Result.Digest
@@ -315,7 +311,7 @@ func superseded(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmo
 
 // newProfileStep returns the step that creates the profile, of the traffic or of the data set, for a plan after a
 // drift.
-func (p Planning) newProfileStep(moed *semmoev1.MoEDeployment, modelDigest string, d driftSignal) replanStep {
+func (p Planning) newProfileStep(moed *semmoev1.MoEDeployment, modelDigest string, d DriftSignal) replanStep {
 	after := ""
 	if len(p.Lineage.profiles) > 0 {
 		after = p.Lineage.profiles[0].Name
@@ -343,7 +339,7 @@ func (p Planning) newProfileStep(moed *semmoev1.MoEDeployment, modelDigest strin
 }
 
 // liveProfile returns a profile of the traffic that routers sample, without a name.
-func (p Planning) liveProfile(moed *semmoev1.MoEDeployment, d driftSignal) *semmoev1.AffinityProfile {
+func (p Planning) liveProfile(moed *semmoev1.MoEDeployment, d DriftSignal) *semmoev1.AffinityProfile {
 	since := d.Since
 	if since.IsZero() || d.Now.Sub(since) > onsetMemory {
 		since = d.Now
@@ -479,77 +475,34 @@ func (p Planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.Affi
 	return plan
 }
 
-// Replan executes the next step after a drift, and returns its finding.
-func (pl *Planner) Replan(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d driftSignal) (desired.Finding, error) {
-	step := nextReplan(moed, modelDigest, p, d)
+// NextReplan decides the next step after a drift, and returns its finding and its writes.
+func NextReplan(s *Snapshot, p Planning, drift DriftSignal) (desired.Finding, []desired.Write, Question) {
+	step := nextReplan(s.Moed, s.Report.ModelDigest, p, drift)
+	var writes []desired.Write
 	if step.Abandoned != nil {
-		if changed, err := desired.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
-			return step.Say, err // the latest spec may need it
+		d := Decision{}
+		if latest := d.mayDelete(s); !latest {
+			return step.Say, nil, d.Question // the latest spec may need it
 		}
-		if err := deleteAll(ctx, pl.Client, []*semmoev1.AffinityProfile{step.Abandoned}); err != nil {
-			return step.Say, err
-		}
+		writes = append(writes, desired.Delete{Object: step.Abandoned})
 	}
-	var made client.Object
+	var made desired.Object
 	switch {
 	case step.Profile != nil:
 		made = step.Profile
 	case step.Plan != nil:
 		made = step.Plan
 	default:
-		return step.Say, nil
+		return step.Say, writes, nil
 	}
-	err := pl.Create(ctx, made, client.FieldOwner(desired.Manager))
-	if apierrors.IsAlreadyExists(err) {
-		return step.Say, nil // the cache does not contain it yet
-	}
-	if err != nil {
-		return step.Say, fmt.Errorf("failed to create %T %s: %w", made, made.GetName(), err)
-	}
-	pl.Recorder.Eventf(moed, made, corev1.EventTypeNormal, step.Say.Reason, "Replan", "%s", printable.Line(step.Say.Message, 900))
-	return step.Say, nil
-}
-
-// recordPlanned records on profiles that a plan was made from them. The record outlives the plan: after its deletion,
-// no other plan is made in its place. The record is written once the plan is in the cache; until then, the plan's name
-// prevents a second one.
-func (pl *Planner) recordPlanned(ctx context.Context, l lineage) error {
-	var failed error
-	for _, profile := range l.profiles {
-		i := slices.IndexFunc(l.plans, func(plan *semmoev1.PlacementPlan) bool { return plan.Spec.ProfileRef.Name == profile.Name })
-		if i < 0 || profile.Annotations[semmoev1.AnnotationPlanned] != "" {
-			continue
-		}
-		base := profile.DeepCopy()
-		metav1.SetMetaDataAnnotation(&profile.ObjectMeta, semmoev1.AnnotationPlanned, l.plans[i].Name)
-		if err := pl.Patch(ctx, profile, client.MergeFrom(base), client.FieldOwner(desired.Manager)); client.IgnoreNotFound(err) != nil {
-			failed = errors.Join(failed, refusable(fmt.Errorf("failed to annotate AffinityProfile %s: %w", profile.Name, err)))
-		}
-	}
-	return failed
+	return step.Say, append(writes, desired.Create{
+		Object: made, Event: &desired.Event{Name: step.Say.Reason, Action: "Replan", Related: made, Message: printable.Line(step.Say.Message, 900)},
+	}), nil
 }
 
 // recentReplan reports whether an object was made for drift within replanMemory.
-func recentReplan(object client.Object, now time.Time) bool {
+func recentReplan(object metav1.Object, now time.Time) bool {
 	return object.GetLabels()[semmoev1.LabelBase] != "" && now.Sub(object.GetCreationTimestamp().Time) < replanMemory
-}
-
-// reconcilePin reads the plan that the spec pins. If it cannot be served, the plan is nil and the finding explains why.
-func (pl *Planner) reconcilePin(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string) (*semmoev1.PlacementPlan, desired.Finding, error) {
-	name := moed.Spec.Placement.PlanRef.Name
-	plan := &semmoev1.PlacementPlan{}
-	found, err := ownership.Find(ctx, pl.Client, pl.Live, client.ObjectKey{Namespace: moed.Namespace, Name: name}, plan)
-	if err != nil {
-		return nil, desired.Finding{}, fmt.Errorf("failed to get PlacementPlan %s: %w", name, err)
-	}
-	if !found {
-		plan = nil
-	}
-	fault := pinFault(moed, plan, modelDigest)
-	if fault.Reason != "" {
-		return nil, fault, nil
-	}
-	return plan, fault, nil
 }
 
 // reasonPlanNotFound to reasonOtherEngine are the reasons, in addition to ReasonOtherModel, of a pinned plan that
@@ -608,6 +561,6 @@ func pinFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, modelD
 }
 
 // DriftOf converts the assessment to the input for the next step.
-func DriftOf(a locality.Assessment, now time.Time) driftSignal {
-	return driftSignal{Drifted: a.Replan(), OnTarget: a.Status == locality.OnTarget, BatchesMoved: a.BatchesMoved && a.BatchHold.Reason == "", Since: a.Since, Now: now}
+func DriftOf(a locality.Assessment, now time.Time) DriftSignal {
+	return DriftSignal{Drifted: a.Replan(), OnTarget: a.Status == locality.OnTarget, BatchesMoved: a.BatchesMoved && a.BatchHold.Reason == "", Since: a.Since, Now: now}
 }

@@ -23,6 +23,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
@@ -169,19 +171,19 @@ func TestNextReplan(t *testing.T) {
 	}
 	vain := made.DeepCopy()
 	worthless(vain)
-	drifted, onTarget := driftSignal{Drifted: true, Now: later}, driftSignal{OnTarget: true, Now: later}
+	drifted, onTarget := DriftSignal{Drifted: true, Now: later}, DriftSignal{OnTarget: true, Now: later}
 	for name, tc := range map[string]struct {
 		Change   func(*semmoev1.MoEDeployment)
 		profiles []*semmoev1.AffinityProfile
 		plans    []*semmoev1.PlacementPlan
-		drift    driftSignal
+		drift    DriftSignal
 		// profile, plan and abandoned are the expected actions.
 		profile semmoev1.ProfilingTarget
 		plan    bool
 		abandon bool
 		say     string
 	}{
-		"no drift":              {Change: live, drift: driftSignal{Now: later}},
+		"no drift":              {Change: live, drift: DriftSignal{Now: later}},
 		"drift":                 {Change: live, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
 		"by a Job":              {Change: job, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
 		"by a Job without data": {Change: refresh(semmoev1.RefreshJob, nil), drift: drifted, say: "NoDataset"},
@@ -191,7 +193,7 @@ func TestNextReplan(t *testing.T) {
 			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"}
 		}, drift: drifted, say: "Pinned"},
 		"profile under way":                 {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, say: "WaitingForSamples"},
-		"drift unknown meanwhile":           {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, say: "WaitingForSamples"},
+		"drift unknown meanwhile":           {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: DriftSignal{Now: later}, say: "WaitingForSamples"},
 		"the drift has passed":              {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: onTarget, abandon: true, say: "DriftEnded"},
 		"live again, prompts not stored":    {Change: live, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, abandon: true},
 		"prompts stored again, not live":    {Change: job, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, abandon: true},
@@ -201,21 +203,21 @@ func TestNextReplan(t *testing.T) {
 		"the cause of the failure is fixed": {Change: func(m *semmoev1.MoEDeployment) { job(m); m.Spec.Engine.Image = "engine:2" }, profiles: []*semmoev1.AffinityProfile{failed}, drift: drifted, abandon: true},
 		"prompts are no longer stored":      {Change: func(m *semmoev1.MoEDeployment) { live(m); m.Spec.Profiling.LiveSamples = semmoev1.LiveSamplesCounts }, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, abandon: true},
 		"profile complete":                  {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: drifted, plan: true, say: "Replanning"},
-		"complete, drift unknown":           {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, plan: true, say: "Replanning"},
-		"data set unchanged":                {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
+		"complete, drift unknown":           {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: DriftSignal{Now: later}, plan: true, say: "Replanning"},
+		"data set unchanged":                {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: DriftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
 		"data set unchanged, late":          {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
-		"disabled meanwhile":                {Change: off, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, abandon: true},
-		"disabled, profile complete":        {Change: off, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, say: "ReplansDisabled"},
+		"disabled meanwhile":                {Change: off, profiles: []*semmoev1.AffinityProfile{few}, drift: DriftSignal{Now: later}, abandon: true},
+		"disabled, profile complete":        {Change: off, profiles: []*semmoev1.AffinityProfile{begun}, drift: DriftSignal{Now: later}, say: "ReplansDisabled"},
 		"unchanged, the drift passed":       {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: onTarget},
-		"unchanged, live by now":            {Change: live, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
-		"unchanged since a re-plan":         {Change: job, profiles: []*semmoev1.AffinityProfile{begun, likeBegun}, plans: []*semmoev1.PlacementPlan{made}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
+		"unchanged, live by now":            {Change: live, profiles: []*semmoev1.AffinityProfile{same}, drift: DriftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"unchanged since a re-plan":         {Change: job, profiles: []*semmoev1.AffinityProfile{begun, likeBegun}, plans: []*semmoev1.PlacementPlan{made}, drift: DriftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
 		"as it was before a re-plan":        {Change: job, profiles: []*semmoev1.AffinityProfile{begun, likeBase}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, plan: true, say: "Replanning"},
 		"plan being solved":                 {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{solving}, drift: drifted, say: "Planning"},
 		"plan cannot be solved":             {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
 		"plan cannot be solved, reported":   {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: onTarget, say: "TooFewRequests"},
 		"plan in use":                       {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: onTarget},
 		"drift again":                       {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
-		"plan without gain":                 {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{vain}, drift: driftSignal{Now: later}, say: "NoGainExpected"},
+		"plan without gain":                 {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{vain}, drift: DriftSignal{Now: later}, say: "NoGainExpected"},
 	} {
 		moed := moedtest.Deployment(tc.Change)
 		p := Planning{
@@ -244,7 +246,7 @@ func TestNextReplanRepeatsWhatPlansSay(t *testing.T) {
 	failing := replanOf("failing", "l1", "b0", semmoev1.TierLayout, moedtest.Start, unsolved)
 	failing.Status.Conditions = []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionFalse, Reason: "SolveFailed", Message: message}}
 	p := Planning{Base: base, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap), Lineage: lineageOf(base, nil, []*semmoev1.PlacementPlan{failing})}
-	if got, want := nextReplan(moedtest.Deployment(), moedtest.Model, p, driftSignal{}).Say.Message, "PlacementPlan failing: "+message; got != want {
+	if got, want := nextReplan(moedtest.Deployment(), moedtest.Model, p, DriftSignal{}).Say.Message, "PlacementPlan failing: "+message; got != want {
 		t.Errorf("says %q, want %q", got, want)
 	}
 }
@@ -265,12 +267,12 @@ func TestReplanObjects(t *testing.T) {
 	}
 	now := moedtest.Start.Add(time.Hour)
 	onset := now.Add(-10 * time.Minute)
-	step := p.newProfileStep(moed, moedtest.Model, driftSignal{Drifted: true, Since: onset, Now: now})
+	step := p.newProfileStep(moed, moedtest.Model, DriftSignal{Drifted: true, Since: onset, Now: now})
 	live := step.Profile.Spec.Live
 	if live.Samples != semmoev1.LiveSamplesCounts || !live.Since.Time.Equal(onset) || live.PriorProfileRef.Name != "p" || step.Profile.Labels[semmoev1.LabelBase] != "base" {
 		t.Errorf("profile %+v, labels %v", live, step.Profile.Labels)
 	}
-	if later := p.newProfileStep(moed, moedtest.Model, driftSignal{Drifted: true, Now: now.Add(time.Minute)}); later.Profile.Name != step.Profile.Name || !later.Profile.Spec.Live.Since.Time.Equal(now.Add(time.Minute)) {
+	if later := p.newProfileStep(moed, moedtest.Model, DriftSignal{Drifted: true, Now: now.Add(time.Minute)}); later.Profile.Name != step.Profile.Name || !later.Profile.Spec.Live.Since.Time.Equal(now.Add(time.Minute)) {
 		t.Errorf("the name follows the time: %s and %s", step.Profile.Name, later.Profile.Name)
 	}
 	names := map[string]bool{step.Profile.Name: true}
@@ -289,7 +291,7 @@ func TestReplanObjects(t *testing.T) {
 	} {
 		other := p
 		change(&other)
-		made := other.newProfileStep(moed, moedtest.Model, driftSignal{Drifted: true, Now: now}).Profile.Name
+		made := other.newProfileStep(moed, moedtest.Model, DriftSignal{Drifted: true, Now: now}).Profile.Name
 		if names[made] {
 			t.Errorf("%s results in the same name", name)
 		}
@@ -391,26 +393,41 @@ func TestReconcileTables(t *testing.T) {
 	api := fake.NewClientBuilder().WithScheme(s).WithReturnManagedFields().
 		WithIndex(&corev1.ConfigMap{}, "metadata.name", func(object client.Object) []string { return []string{object.GetName()} }).Build()
 	recorder := events.NewFakeRecorder(10)
-	r := &Planner{Client: countingClient{api, &writes}, Live: api, Recorder: recorder, Now: func() time.Time { return moedtest.Start }}
+	w := childobjects.Writer{Client: countingClient{api, &writes}, Live: api, Recorder: recorder}
 	moed, base := moedtest.Deployment(), moedtest.PlanOf("base", "b0", nil)
 	t1, t2 := replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start), replanOf("t2", "t2", "b0", semmoev1.TierTables, moedtest.Start.Add(time.Minute))
 	workloads := []*revisions.Workload{workloadUnder(t, base, 2)}
-	reconcile := func(moed *semmoev1.MoEDeployment, plans ...*semmoev1.PlacementPlan) Planning {
+	live := func() *corev1.ConfigMap {
 		t.Helper()
-		p := Planning{Base: base, Plan: base, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap), Lineage: lineageOf(base, nil, plans)}
-		if err := r.reconcileTables(context.Background(), moed, moedtest.Model, &p, workloads, true); err != nil {
-			t.Fatal(err)
+		tables := &corev1.ConfigMap{}
+		err := api.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "m-tables"}, tables)
+		if apierrors.IsNotFound(err) {
+			return nil
 		}
-		return p
-	}
-	reported := func() map[string]string {
-		t.Helper()
-		inUse, _, err := r.tablesInUse(context.Background(), moed)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return inUse
+		return tables
 	}
+	snapshot := func(moed *semmoev1.MoEDeployment) *Snapshot {
+		return &Snapshot{Now: moedtest.Start, Moed: moed, Report: new(moedtest.Report()), Workloads: workloads, Tables: live(), OtherPlans: new([]*semmoev1.PlacementPlan)}
+	}
+	decide := func(s *Snapshot, plans ...*semmoev1.PlacementPlan) Decision {
+		d := Decision{Planning: Planning{Base: base, Plan: base, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap), Lineage: lineageOf(base, nil, plans)}}
+		d.selectTables(s)
+		return d
+	}
+	reconcile := func(moed *semmoev1.MoEDeployment, plans ...*semmoev1.PlacementPlan) Planning {
+		t.Helper()
+		d := decide(snapshot(moed), plans...)
+		for _, write := range d.Writes {
+			if err := w.Write(t.Context(), moed, write); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return d.Planning
+	}
+	reported := func() map[string]string { return snapshot(moed).tablesInUse() }
 	if reconcile(moed); writes != 0 {
 		t.Errorf("%d writes without new tables", writes)
 	}
@@ -449,8 +466,8 @@ func TestReconcileTables(t *testing.T) {
 	if err := api.Update(context.Background(), foreign); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := r.tablesInUse(context.Background(), moed); err == nil || !strings.Contains(err.Error(), "m-tables") {
-		t.Errorf("ConfigMap of another owner: %v", err)
+	if d := decide(snapshot(moed), t1); !desired.IsRefused(d.Refused) || !strings.Contains(d.Refused.Error(), "m-tables") || len(d.Writes) != 0 {
+		t.Errorf("ConfigMap of another owner: %v, %d writes", d.Refused, len(d.Writes))
 	}
 	// A ConfigMap that is not in the cache, because it lacks the operator's label, is not changed either.
 	foreign.Labels, foreign.Data = nil, map[string]string{"theirs": "1"}
@@ -462,10 +479,15 @@ func TestReconcileTables(t *testing.T) {
 			return apierrors.NewNotFound(corev1.Resource("configmaps"), key.Name)
 		},
 	})
-	r.Client = countingClient{unseeing, &writes}
-	p = Planning{Base: base, Plan: base, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap), Lineage: lineageOf(base, nil, []*semmoev1.PlacementPlan{t1})}
-	if err := r.reconcileTables(context.Background(), moed, moedtest.Model, &p, workloads, true); !IsRefused(err) || !strings.Contains(err.Error(), "m-tables") || writes != 3 {
+	w.Client = countingClient{unseeing, &writes}
+	unseen := snapshot(moed)
+	unseen.Tables = nil
+	if err := w.Write(t.Context(), moed, decide(unseen, t1).Writes[0]); !desired.IsRefused(err) || !strings.Contains(err.Error(), "m-tables") || writes != 3 {
 		t.Errorf("ConfigMap of another owner that is not in the cache: %v after %d writes", err, writes)
+	}
+	unseen.TablesRefused = true
+	if d := decide(unseen, t1); len(d.Writes) != 0 || d.Tables != nil {
+		t.Errorf("after the refusal: tables %s, %d writes; want those in use", nameOf(d.Tables), len(d.Writes))
 	}
 }
 

@@ -1,18 +1,14 @@
 package planner
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coreac "k8s.io/client-go/applyconfigurations/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
@@ -20,95 +16,99 @@ import (
 )
 
 // tablesInUse returns, by the digest of the plan of the pods, the digest of the plan whose tables routers are
-// configured to use. live is the ConfigMap; nil if there is none. A ConfigMap with invalid content counts as empty.
-// Routers also read a ConfigMap of another owner, so the result is valid even with that error.
-func (pl *Planner) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployment) (inUse map[string]string, live *corev1.ConfigMap, err error) {
-	live = &corev1.ConfigMap{}
-	err = pl.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.TablesName(moed)}, live)
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, nil, nil
-	case err != nil:
-		return nil, nil, fmt.Errorf("failed to get ConfigMap %s: %w", desired.TablesName(moed), err)
+// configured to use. A ConfigMap with invalid content counts as empty. Routers also read a ConfigMap of another owner.
+func (s *Snapshot) tablesInUse() map[string]string {
+	var inUse map[string]string
+	if s.Tables == nil || json.Unmarshal([]byte(s.Tables.Data[semmoev1.TablesKey]), &inUse) != nil {
+		return nil
 	}
-	if json.Unmarshal([]byte(live.Data[semmoev1.TablesKey]), &inUse) != nil {
-		inUse = nil
+	return inUse
+}
+
+// tablesSince returns when the tables in use were last changed; zero if there is no ConfigMap.
+func (s *Snapshot) tablesSince() time.Time {
+	if s.Tables == nil {
+		return time.Time{}
 	}
-	if !metav1.IsControlledBy(live, moed) {
-		err = foreign("ConfigMap %s exists and belongs to another owner: delete it", live.Name)
-	}
-	return inUse, live, err
+	return changedAt(s.Tables)
 }
 
 // plansInUse returns the MoEDeployment's own plans and, for each digest in use, the plan with that digest, which may be
 // a pinned plan of another owner. It omits plans that are being deleted: deleting a plan reverts its tables.
-func (pl *Planner) plansInUse(ctx context.Context, moed *semmoev1.MoEDeployment, ours []*semmoev1.PlacementPlan, inUse map[string]string) ([]*semmoev1.PlacementPlan, error) {
-	plans := slices.DeleteFunc(slices.Clone(ours), func(plan *semmoev1.PlacementPlan) bool { return plan.DeletionTimestamp != nil })
+func (s *Snapshot) plansInUse(inUse map[string]string) ([]*semmoev1.PlacementPlan, Question) {
+	going := func(plan *semmoev1.PlacementPlan) bool { return plan.DeletionTimestamp != nil }
+	plans := slices.DeleteFunc(slices.Clone(s.Plans), going)
 	unknown := func(digest string) bool { return PlanWithDigest(digest, plans) == nil }
-	if !slices.ContainsFunc(slices.Collect(maps.Values(inUse)), unknown) {
+	switch {
+	case !slices.ContainsFunc(slices.Collect(maps.Values(inUse)), unknown):
 		return plans, nil
+	case s.OtherPlans == nil:
+		return nil, EveryPlan{}
 	}
-	var list semmoev1.PlacementPlanList
-	if err := pl.List(ctx, &list, client.InNamespace(moed.Namespace)); err != nil {
-		return nil, fmt.Errorf("failed to list plans whose tables are in use: %w", err)
-	}
-	for i := range list.Items {
-		if plan := &list.Items[i]; plan.DeletionTimestamp == nil {
-			plans = append(plans, plan)
-		}
-	}
-	return plans, nil
+	return append(plans, slices.DeleteFunc(slices.Clone(*s.OtherPlans), going)...), nil
 }
 
-// reconcileTables configures the tables that routers use with the layouts in service, and adds the tables of the
-// serving layout to the planning. While paused, it changes nothing.
-func (pl *Planner) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p *Planning, workloads []*revisions.Workload, active bool) error {
-	inUse, live, inTheWay := pl.tablesInUse(ctx, moed)
-	if inTheWay != nil && !IsRefused(inTheWay) {
-		return inTheWay
+// decideTables determines the tables that routers use with the layouts in service, and the plan whose prediction
+// applies.
+func (d *Decision) decideTables(s *Snapshot) {
+	if !desired.UsesPlans(s.Moed) {
+		return
 	}
-	if live != nil {
-		p.TablesSince = changedAt(live)
+	if d.selectTables(s); d.Question == nil && d.Err == nil {
+		d.Promise = d.promise(appendPlan(s.Plans, d.Plan))
 	}
-	var err error
-	if p.InUse, err = pl.plansInUse(ctx, moed, p.Plans, inUse); err != nil {
-		return err
+}
+
+func (d *Decision) selectTables(s *Snapshot) {
+	inUse := s.tablesInUse()
+	d.TablesSince = s.tablesSince()
+	if d.InUse, d.Question = s.plansInUse(inUse); d.Question != nil {
+		return
 	}
-	if inTheWay != nil {
-		p.keepTables(inUse)
-		return inTheWay
+	if s.Tables != nil && !metav1.IsControlledBy(s.Tables, s.Moed) {
+		d.refuse(desired.Foreign("ConfigMap %s exists and belongs to another owner: delete it", s.Tables.Name))
+		d.keepTables(inUse)
+		return
 	}
 	wanted := map[string]string{}
-	for _, layout := range layoutsInService(p, workloads) {
-		tables, hold := p.tablesFor(moed, modelDigest, layout, inUse[layout])
+	for _, layout := range layoutsInService(&d.Planning, s.Workloads) {
+		tables, hold := d.tablesFor(s.Moed, s.Report.ModelDigest, layout, inUse[layout])
 		if tables != nil {
 			wanted[layout] = tables.Status.PlanDigest
-			p.Named = append(p.Named, tables.Name)
+			d.Named = append(d.Named, tables.Name)
 		}
-		if p.Serving != nil && p.Serving.Digest == layout {
-			p.Tables, p.TablesHold = tables, hold
+		if d.Serving != nil && d.Serving.Digest == layout {
+			d.Tables, d.TablesHold = tables, hold
 		}
 	}
-	if !active || live == nil && len(wanted) == 0 {
-		return nil
+	switch {
+	case desired.Paused(s.Moed) || s.Tables == nil && len(wanted) == 0:
+		return
+	case s.TablesRefused:
+		d.keepTables(inUse)
+		return
 	}
-	intent, err := tablesConfigMap(moed, wanted)
-	if err != nil {
-		return err
+	write := desired.ApplyConfigMap{}
+	if write.Intent, d.Err = tablesConfigMap(s.Moed, wanted); d.Err != nil {
+		return
 	}
-	if err := desired.Ensure(ctx, pl.Client, pl.Live, moed, &corev1.ConfigMap{}, intent, coreac.ExtractConfigMap); err != nil {
-		p.keepTables(inUse)
-		return refusable(fmt.Errorf("failed to reconcile the ConfigMap of the tables: %w", err))
+	if d.Serving != nil && wanted[d.Serving.Digest] != inUse[d.Serving.Digest] {
+		d.TablesSince, write.Event = s.Now, tablesSwitch(&d.Planning)
 	}
-	if p.Serving != nil && wanted[p.Serving.Digest] != inUse[p.Serving.Digest] {
-		p.TablesSince = pl.Now()
-		pl.recordTablesSwitch(moed, p)
+	d.write(write)
+}
+
+// promise returns the plan whose prediction applies to the layout in service: that of the tables in use, or that of the
+// layout's plan. A plan from token counts has no forecast.
+func (p *Planning) promise(plans []*semmoev1.PlacementPlan) *semmoev1.PlacementPlan {
+	if p.Tables != nil && p.Tables.Status.Forecast != nil {
+		return p.Tables
 	}
-	return nil
+	return promiseOf(p.Serving, plans...)
 }
 
 // changedAt returns when this controller last changed an object, according to its managed fields, or the creation time.
-func changedAt(object client.Object) time.Time {
+func changedAt(object metav1.Object) time.Time {
 	at := object.GetCreationTimestamp().Time
 	for _, fields := range object.GetManagedFields() {
 		if fields.Manager == desired.Manager && fields.Time != nil && fields.Time.After(at) {
@@ -130,14 +130,13 @@ func (p *Planning) keepTables(inUse map[string]string) {
 	}
 }
 
-// recordTablesSwitch records an event for the switch of the routers to other tables.
-func (pl *Planner) recordTablesSwitch(moed *semmoev1.MoEDeployment, p *Planning) {
+// tablesSwitch returns the event for the switch of the routers to other tables.
+func tablesSwitch(p *Planning) *desired.Event {
 	if p.Tables == nil {
-		pl.Recorder.Eventf(moed, nil, corev1.EventTypeNormal, "TablesReverted", "Replan", "The routers reverted to the tables of plan %s", p.Serving.Short())
-		return
+		return &desired.Event{Name: "TablesReverted", Action: "Replan", Message: fmt.Sprintf("The routers reverted to the tables of plan %s", p.Serving.Short())}
 	}
-	pl.Recorder.Eventf(moed, p.Tables, corev1.EventTypeNormal, "TablesSwapped", "Replan", "The routers use the tables of plan %s with the placement of plan %s (%s); no pod is restarted",
-		p.Tables.Status.Plan, p.Serving.Short(), comparisonText(p.Tables))
+	return &desired.Event{Name: "TablesSwapped", Action: "Replan", Related: p.Tables, Message: fmt.Sprintf(
+		"The routers use the tables of plan %s with the placement of plan %s (%s); no pod is restarted", p.Tables.Status.Plan, p.Serving.Short(), comparisonText(p.Tables))}
 }
 
 // tablesFor returns the plan whose tables are used with a layout: the pinned tables, or the newest of the lineage. For

@@ -1,33 +1,13 @@
 package revisions
 
 import (
-	"context"
-	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"slices"
-	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/kube/podhealth"
-)
-
-const (
-	// releaseTimeout is the time limit for a pod to report its release; releaseBytes is the maximum size of the
-	// response that is read: SGLang's response contains the state of every rank.
-	releaseTimeout = 3 * time.Second
-	releaseBytes   = 4 << 20
-	// releasePeriod is the retry interval for a pod that does not answer.
-	releasePeriod = time.Minute
 )
 
 // Release returns the release of the engine that the spec selects: the release that a workload of the same image
@@ -72,95 +52,4 @@ func imageIn(template *corev1.PodTemplateSpec) string {
 		return ""
 	}
 	return template.Spec.Containers[at].Image
-}
-
-// Releases queries engines for their releases. The zero value is ready for use. It is safe for concurrent use.
-type Releases struct {
-	mu sync.Mutex
-	// asked is the time of the last query of a pod that did not answer.
-	asked map[types.UID]time.Time
-}
-
-// Record queries a ready pod of each workload with an unknown release, and annotates the workload with the result. It
-// retries a pod that does not answer after releasePeriod. It returns the delay until the next query, or zero if every
-// release is known or no pod is ready.
-func (r *Releases) Record(ctx context.Context, c client.Client, web *http.Client, workloads []*Workload, pods []*corev1.Pod, now time.Time) (time.Duration, error) {
-	again := time.Duration(0)
-	for _, w := range workloads {
-		if w.Annotations[semmoev1.AnnotationEngineRelease] != "" {
-			continue
-		}
-		at := slices.IndexFunc(pods, func(pod *corev1.Pod) bool { return w.Holds(pod) && podhealth.Ready(pod) && pod.Status.PodIP != "" })
-		if at < 0 {
-			continue // the readiness event requeues the object
-		}
-		adapter, err := registry.For(w.Template().Annotations[semmoev1.AnnotationEngine])
-		if err != nil || adapter.ReleasePath == "" {
-			continue
-		}
-		if !r.due(pods[at].UID, now) {
-			again = releasePeriod
-			continue
-		}
-		release, err := askRelease(ctx, web, pods[at], adapter.ReleasePath)
-		if err != nil {
-			again = releasePeriod
-			continue
-		}
-		text := semmoev1.ReleaseUnknown
-		if release.Known() {
-			text = release.String()
-		}
-		if err := w.Change(ctx, c, "annotate", func() { metav1.SetMetaDataAnnotation(w.ObjectMeta, semmoev1.AnnotationEngineRelease, text) }); err != nil {
-			return again, err
-		}
-	}
-	return again, nil
-}
-
-// due reports whether to query a pod now, and records the query.
-func (r *Releases) due(pod types.UID, now time.Time) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for uid, at := range r.asked {
-		if now.Sub(at).Abs() >= releasePeriod {
-			delete(r.asked, uid)
-		}
-	}
-	if _, recent := r.asked[pod]; recent {
-		return false
-	}
-	if r.asked == nil {
-		r.asked = map[types.UID]time.Time{}
-	}
-	r.asked[pod] = now
-	return true
-}
-
-// askRelease queries a pod for its release. A response without a release is not an error: the engine does not report
-// one.
-func askRelease(ctx context.Context, web *http.Client, pod *corev1.Pod, path string) (engine.Release, error) {
-	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
-	defer cancel()
-	url := "http://" + net.JoinHostPort(pod.Status.PodIP, pod.Annotations[semmoev1.AnnotationPort]) + path
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return engine.Release{}, err
-	}
-	response, err := web.Do(request)
-	if err != nil {
-		return engine.Release{}, err
-	}
-	defer response.Body.Close()
-	switch {
-	case response.StatusCode == http.StatusNotFound:
-		return engine.Release{}, nil
-	case response.StatusCode != http.StatusOK:
-		return engine.Release{}, fmt.Errorf("failed to read the release of pod %s: status %d", pod.Name, response.StatusCode)
-	}
-	answer, err := io.ReadAll(io.LimitReader(response.Body, releaseBytes))
-	if err != nil {
-		return engine.Release{}, err
-	}
-	return engine.ReadRelease(answer), nil
 }

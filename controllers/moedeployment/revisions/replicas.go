@@ -2,7 +2,6 @@ package revisions
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -14,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -193,9 +191,9 @@ func recreationsOf(w *Workload) map[string]recreations {
 	return recorded
 }
 
-// countRecreations adds the terminating leaders of a workload, and drops replicas that are ready or no longer wanted.
+// CountRecreations adds the terminating leaders of a workload to the recorded recreations, and drops replicas that are ready or no longer wanted.
 // Between two leaders a replica has no leader pod.
-func countRecreations(w *Workload, leaders, workers []*corev1.Pod, now time.Time) map[string]recreations {
+func CountRecreations(w *Workload, leaders, workers []*corev1.Pod, now time.Time) map[string]recreations {
 	counted := recreationsOf(w)
 	for _, leader := range leaders {
 		if !w.Holds(leader) {
@@ -229,30 +227,6 @@ func unreadySince(leader *corev1.Pod, now time.Time) time.Time {
 		}
 	}
 	return readySince(leader)
-}
-
-// RecordRecreations records the recreations of replicas in annotations of the workloads.
-func RecordRecreations(ctx context.Context, c client.Client, workloads []*Workload, leaders, workers []*corev1.Pod, now time.Time) error {
-	for _, w := range workloads {
-		counted := countRecreations(w, leaders, workers, now)
-		text, err := json.Marshal(counted) // in the order of the keys
-		if err != nil {
-			return err
-		}
-		before, has := w.Annotations[semmoev1.AnnotationRecreatedReplicas]
-		switch {
-		case len(counted) == 0 && !has, before == string(text):
-			continue
-		case len(counted) == 0:
-			err = w.Change(ctx, c, "annotate", func() { delete(w.Annotations, semmoev1.AnnotationRecreatedReplicas) })
-		default:
-			err = w.Change(ctx, c, "annotate", func() { metav1.SetMetaDataAnnotation(w.ObjectMeta, semmoev1.AnnotationRecreatedReplicas, string(text)) })
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // withRecreations returns the replica as if one pod had existed, and failed, all the time.

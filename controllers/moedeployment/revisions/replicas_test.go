@@ -1,7 +1,6 @@
 package revisions
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
@@ -12,8 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -212,46 +209,13 @@ func TestCountRemade(t *testing.T) {
 		"replica removed by scaling": {strings.ReplaceAll(once, "m-r1-1", "m-r1-2"), nil, nil},
 		"name of no replica":         {strings.ReplaceAll(once, "m-r1-1", "else"), nil, nil},
 	} {
-		got := countRecreations(groupSet(test.reported), test.leaders, []*corev1.Pod{worker}, now)
+		got := CountRecreations(groupSet(test.reported), test.leaders, []*corev1.Pod{worker}, now)
 		if len(got) == 0 {
 			got = nil
 		}
 		if diff := cmp.Diff(test.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-	}
-}
-
-// The record is written once, and removed when the replica is ready.
-func TestRecordRecreations(t *testing.T) {
-	w := groupSet("")
-	c := fake.NewClientBuilder().WithScheme(moedtest.GroupScheme(t)).WithObjects(w.Object).Build()
-	if err := c.Get(context.Background(), client.ObjectKeyFromObject(w.Object), w.Object); err != nil {
-		t.Fatal(err)
-	}
-	leader := moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0"), moedtest.Unready, going("a"))
-	versions := map[string]bool{}
-	record := func(pods ...*corev1.Pod) string {
-		t.Helper()
-		if err := RecordRecreations(context.Background(), c, []*Workload{w}, pods, nil, moedtest.Start); err != nil {
-			t.Fatal(err)
-		}
-		versions[w.ResourceVersion] = true
-		return w.Annotations[semmoev1.AnnotationRecreatedReplicas]
-	}
-	if reported := record(); reported != "" {
-		t.Errorf("recorded %q without a pod", reported)
-	}
-	for range 2 {
-		if reported := record(leader); !strings.Contains(reported, `"m-r1-0":{"leader":"a","times":1`) {
-			t.Errorf("recorded %q", reported)
-		}
-	}
-	if reported := record(moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0"))); reported != "" {
-		t.Errorf("recorded %q for a ready replica", reported)
-	}
-	if len(versions) != 3 {
-		t.Errorf("%d versions, want 3: it is written and removed once", len(versions))
 	}
 }
 

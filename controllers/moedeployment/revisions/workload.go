@@ -1,14 +1,11 @@
 package revisions
 
 import (
-	"context"
-	"fmt"
 	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
@@ -17,7 +14,7 @@ import (
 // Workload wraps the workload of one revision: a StatefulSet, or a LeaderWorkerSet if a replica has several pods.
 type Workload struct {
 	*metav1.ObjectMeta
-	Object client.Object
+	Object desired.Object
 }
 
 // StatefulSet returns a workload with one pod per replica.
@@ -61,15 +58,4 @@ func (w *Workload) Holds(pod *corev1.Pod) bool {
 		return pod.Labels[leaderworkersetv1.SetNameLabelKey] == w.Name && !pod.CreationTimestamp.Before(&w.CreationTimestamp)
 	}
 	return metav1.IsControlledBy(pod, w)
-}
-
-// Change applies f to the workload and patches the difference. The optimistic lock rejects decisions that are based on
-// a stale cache.
-func (w *Workload) Change(ctx context.Context, c client.Client, what string, f func()) error {
-	base := w.Object.DeepCopyObject().(client.Object)
-	f()
-	if err := c.Patch(ctx, w.Object, client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{}), client.FieldOwner(desired.Manager)); err != nil {
-		return fmt.Errorf("failed to %s workload %s: %w", what, w.Name, err)
-	}
-	return nil
 }

@@ -1,4 +1,4 @@
-package planner
+package plans
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
@@ -19,13 +20,13 @@ var (
 )
 
 // reconcileBatches runs the planner once, with no policy that holds a plan.
-func (s *story) reconcileBatches() Planning {
+func (s *story) reconcileBatches() planner.Planning {
 	s.t.Helper()
 	p, err := s.Plan(context.Background(), s.moed, moedtest.Report(), s.workloads, nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if _, err := s.Replan(context.Background(), s.moed, moedtest.Model, p, driftSignal{BatchesMoved: p.BatchesMoved(), Now: s.now}); err != nil {
+	if err := s.Replan(context.Background(), p, planner.DriftSignal{BatchesMoved: p.BatchesMoved(), Now: s.now}); err != nil {
 		s.t.Fatal(err)
 	}
 	return p

@@ -1,4 +1,4 @@
-package locality
+package traffic
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/internal/observation/lar"
 )
@@ -33,7 +34,7 @@ func (n routerNetwork) RoundTrip(request *http.Request) (*http.Response, error) 
 // Reports are summed as if one router had observed everything. Routers that are unreachable, unready, or return invalid
 // reports are omitted.
 func TestReadRouters(t *testing.T) {
-	var want Traffic
+	var want locality.Traffic
 	network := routerNetwork{
 		"10.0.0.3:9091": `{"last":[{"revision":"r","overall":{"requests":-1}}]}`,
 		"10.0.0.4:9091": `{"captureCost":{"asked":{"requests":-1}}}`,
@@ -64,7 +65,7 @@ func TestReadRouters(t *testing.T) {
 	}
 	unready := moedtest.Pod("unready", "")
 	unready.Status.PodIP, unready.Status.Conditions = "10.0.0.1", nil
-	got := TrafficOf(ReadRouters(context.Background(), &http.Client{Transport: network}, append(pods, unready)), "r")
+	got := locality.TrafficOf(ReadRouters(context.Background(), &http.Client{Transport: network}, append(pods, unready)), "r")
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("observed (-want +got):\n%s", diff)
 	}
@@ -107,7 +108,7 @@ func TestReadSilentRouters(t *testing.T) {
 		if took := time.Since(begin); took > totalTimeout {
 			t.Errorf("took %v", took)
 		}
-		if len(reports) != 2 || TrafficOf(reports[:1], "3").Sketch.Overall.Requests != 1 || TrafficOf(reports[1:], "30").Sketch.Overall.Requests != 1 {
+		if len(reports) != 2 || locality.TrafficOf(reports[:1], "3").Sketch.Overall.Requests != 1 || locality.TrafficOf(reports[1:], "30").Sketch.Overall.Requests != 1 {
 			t.Errorf("%d reports, want those of routers 3 and 30", len(reports))
 		}
 	})

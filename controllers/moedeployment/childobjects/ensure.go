@@ -1,15 +1,18 @@
-package desired
+package childobjects
 
 import (
 	"context"
 	"fmt"
+	"reflect"
 
+	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/kube/apply"
 	"github.com/semmoe/operator/internal/kube/ownership"
 	"github.com/semmoe/operator/internal/kube/result"
@@ -23,7 +26,7 @@ type named interface {
 }
 
 // Ensure reads the object into live and applies intent. An object of another owner is left unchanged and results in an
-// outcome.ForeignError. latest bypasses the cache, and is queried if the cache lacks the object.
+// result.ForeignError. latest bypasses the cache, and is queried if the cache lacks the object.
 func Ensure[O any, P interface {
 	*O
 	client.Object
@@ -60,7 +63,12 @@ func ensure[O any, P interface {
 	if err != nil {
 		return err
 	}
-	_, err = apply.Ensure(ctx, c, Manager, live, intent, extract)
+	created := live == nil
+	wrote, err := apply.Ensure(ctx, c, desired.Manager, live, intent, extract)
+	if wrote && err == nil {
+		logr.FromContextOrDiscard(ctx).V(1).Info("Applied an object",
+			"objectKind", reflect.TypeFor[O]().Name(), "objectNamespace", key.Namespace, "objectName", key.Name, "created", created)
+	}
 	return err
 }
 
@@ -85,7 +93,7 @@ func checkUnseen(ctx context.Context, c client.Client, latest client.Reader, moe
 	return nil
 }
 
-// CheckOwn returns an outcome.ForeignError if an existing object with the name of a child has another owner: either the
+// CheckOwn returns an result.ForeignError if an existing object with the name of a child has another owner: either the
 // operator did not create it and the MoEDeployment does not control it, or the operator created it for another
 // MoEDeployment (the router objects of "a" and the objects of "a-router" share names). A restored object has no owner,
 // or an owner reference with the old UID, and is accepted.

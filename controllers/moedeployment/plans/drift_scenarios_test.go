@@ -1,4 +1,4 @@
-package planner
+package plans
 
 import (
 	"cmp"
@@ -16,13 +16,14 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
 // story is a MoEDeployment in a cluster. The planner runs repeatedly, while the test profiles, solves and changes
 // objects.
 type story struct {
-	*Planner
+	*shell
 	t         *testing.T
 	moed      *semmoev1.MoEDeployment
 	workloads []*revisions.Workload
@@ -41,7 +42,7 @@ func newStory(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *story {
 		m.Spec.Rollout.MinimumGainPercent = ptr.To[int32](2)
 	}
 	s := &story{t: t, moed: moedtest.Deployment(append([]func(*semmoev1.MoEDeployment){profiled}, change...)...), now: moedtest.Start}
-	s.Planner = plannerOn(t, interceptor.Funcs{
+	s.shell = shellOn(t, interceptor.Funcs{
 		Create: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.CreateOption) error {
 			s.writes++
 			object.SetCreationTimestamp(metav1.NewTime(s.now))
@@ -63,13 +64,13 @@ func newStory(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *story {
 }
 
 // reconcile runs the planner once.
-func (s *story) reconcile(drifted bool) Planning {
+func (s *story) reconcile(drifted bool) planner.Planning {
 	s.t.Helper()
 	p, err := s.Plan(context.Background(), s.moed, moedtest.Report(), s.workloads, nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if _, err := s.Replan(context.Background(), s.moed, moedtest.Model, p, driftSignal{Drifted: drifted, Now: s.now}); err != nil {
+	if err := s.Replan(context.Background(), p, planner.DriftSignal{Drifted: drifted, Now: s.now}); err != nil {
 		s.t.Fatal(err)
 	}
 	return p
@@ -148,7 +149,7 @@ func (s *story) drift(digest string, tier semmoev1.Tier) *semmoev1.PlacementPlan
 }
 
 // checkTables runs the planner, and checks the tables used with the serving layout.
-func (s *story) checkTables(when, want string) Planning {
+func (s *story) checkTables(when, want string) planner.Planning {
 	s.t.Helper()
 	p := s.reconcile(false)
 	if got := nameOf(p.Tables); got != want {
@@ -179,7 +180,7 @@ func TestDeletedReplan(t *testing.T) {
 			if s.reconcile(false); s.writes != writes || len(s.profiles()) != 2 || len(s.plans()) != 2 {
 				t.Fatalf("%d writes while nothing happens; %d profiles and %d plans", s.writes-writes, len(s.profiles()), len(s.plans()))
 			}
-			if err := s.Planner.Client.Delete(context.Background(), plan); err != nil {
+			if err := s.shell.Client.Delete(context.Background(), plan); err != nil {
 				t.Fatal(err)
 			}
 			s.checkTables("the plan is deleted", "")
@@ -212,7 +213,7 @@ func TestUnobservedReplan(t *testing.T) {
 		if made[i].Spec.Current == nil {
 			continue
 		}
-		if err := s.Planner.Client.Delete(context.Background(), &made[i]); err != nil {
+		if err := s.shell.Client.Delete(context.Background(), &made[i]); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -271,11 +272,11 @@ func TestTablesStayWithWhatServes(t *testing.T) {
 	pin := func(name string) { s.moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: name} }
 
 	pin("missing")
-	if p := s.checkTables("a plan is pinned that is not there", tables.Name); p.Pin.Reason != reasonPlanNotFound {
+	if p := s.checkTables("a plan is pinned that is not there", tables.Name); p.Pin.Reason != "PlanNotFound" {
 		t.Errorf("the pin's fault is %+v", p.Pin)
 	}
 	chosen := moedtest.PlanOf("missing", "x0", unsolved)
-	if err := s.Planner.Client.Create(context.Background(), chosen); err != nil {
+	if err := s.shell.Client.Create(context.Background(), chosen); err != nil {
 		t.Fatal(err)
 	}
 	s.checkTables("it is being solved", tables.Name)
@@ -291,7 +292,7 @@ func TestTablesStayWithWhatServes(t *testing.T) {
 	s.solve("b1", "", semmoev1.VerdictNoGainExpected)
 	s.checkTables("it gains nothing", tables.Name)
 
-	if err := s.Planner.Client.Delete(context.Background(), tables); err != nil {
+	if err := s.shell.Client.Delete(context.Background(), tables); err != nil {
 		t.Fatal(err)
 	}
 	s.checkTables("the plan with the tables is deleted", "")
@@ -302,7 +303,7 @@ func TestPinnedTablesOfOthersStay(t *testing.T) {
 	s := newStory(t)
 	s.inService()
 	tables := replanOf("theirs", "t1", "b0", semmoev1.TierTables, moedtest.Start)
-	if err := s.Planner.Client.Create(context.Background(), tables); err != nil {
+	if err := s.shell.Client.Create(context.Background(), tables); err != nil {
 		t.Fatal(err)
 	}
 	s.moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "theirs"}
@@ -339,7 +340,7 @@ func TestPinnedTablesOfALayoutOfOthers(t *testing.T) {
 			s := newStory(t)
 			under := cmp.Or(tc.under, s.inService())
 			for _, plan := range append(tc.there, pin.DeepCopy()) {
-				if err := s.Planner.Client.Create(context.Background(), plan); err != nil {
+				if err := s.shell.Client.Create(context.Background(), plan); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -372,7 +373,7 @@ func TestPinnedTablesApproveTheirLayout(t *testing.T) {
 		if p := s.reconcile(false); p.Candidate != nil || p.Hold.Reason != name {
 			t.Errorf("the candidate is %+v before anything is pinned, held because of %q; want %s", p.Candidate, p.Hold.Reason, name)
 		}
-		if err := s.Planner.Client.Create(context.Background(), replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start)); err != nil {
+		if err := s.shell.Client.Create(context.Background(), replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start)); err != nil {
 			t.Fatal(err)
 		}
 		s.moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "t1"}
@@ -398,7 +399,7 @@ func TestApprovedPlanKeepsItsCanary(t *testing.T) {
 	if p := s.reconcile(false); p.Candidate == nil || p.Candidate.Digest != "l1-full" {
 		t.Errorf("with a newer plan the candidate is %+v (%+v), want the approved one", p.Candidate, p.Hold)
 	}
-	s.workloads = []*revisions.Workload{workloadUnder(t, PlanWithDigest("l1-full", s.reconcile(false).Plans), 2)}
+	s.workloads = []*revisions.Workload{workloadUnder(t, planner.PlanWithDigest("l1-full", s.reconcile(false).Plans), 2)}
 	if p := s.reconcile(false); p.Plan.Name != newer.Name || p.Hold.Reason != "AwaitingApproval" {
 		t.Errorf("once it serves, the wanted plan is %s, held because of %q; want the newer one, waiting for approval", p.Plan.Name, p.Hold.Reason)
 	}

@@ -1,4 +1,4 @@
-package locality
+package traffic
 
 import (
 	"cmp"
@@ -14,6 +14,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/internal/kube/printable"
 	"github.com/semmoe/operator/internal/observation/promquery"
 )
@@ -34,10 +35,10 @@ type Prometheus struct {
 }
 
 // Ask queries the values of the last two windows, but not from before the plan came into use.
-func (s Prometheus) Ask(ctx context.Context, moed *semmoev1.MoEDeployment, since, now time.Time) PrometheusEvidence {
+func (s Prometheus) Ask(ctx context.Context, moed *semmoev1.MoEDeployment, since, now time.Time) locality.PrometheusEvidence {
 	source := moed.Spec.Drift.Prometheus
-	evidence := PrometheusEvidence{Window: time.Duration(moed.Spec.Drift.WindowSeconds) * time.Second}
-	step := evidence.step()
+	evidence := locality.PrometheusEvidence{Window: time.Duration(moed.Spec.Drift.WindowSeconds) * time.Second}
+	step := evidence.Step()
 	evidence.End = now.Truncate(step)
 	token, problem := s.bearer(ctx, moed)
 	if problem.Reason != "" {
@@ -53,7 +54,7 @@ func (s Prometheus) Ask(ctx context.Context, moed *semmoev1.MoEDeployment, since
 		evidence.Problem = desired.Finding{Reason: failure.Reason, Message: failure.Message}
 		return evidence
 	}
-	evidence.Points = numbers(points, since)
+	evidence.Points = locality.Numbers(points, since)
 	return evidence
 }
 

@@ -1,4 +1,4 @@
-package revisions
+package childobjects
 
 import (
 	"cmp"
@@ -15,17 +15,18 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/kube/ownership"
 )
 
 // under returns the workload of a revision under the plan, which may be nil, as stored by the API server.
-func under(t *testing.T, uid types.UID, plan *semmoev1.PlacementPlan, change ...func(*semmoev1.MoEDeployment)) *Workload {
+func under(t *testing.T, uid types.UID, plan *semmoev1.PlacementPlan, change ...func(*semmoev1.MoEDeployment)) *revisions.Workload {
 	t.Helper()
-	var layout *Layout
+	var layout *revisions.Layout
 	if plan != nil {
-		layout = LayoutOf(plan, semmoev1.RealizationEngineMap)
+		layout = revisions.LayoutOf(plan, semmoev1.RealizationEngineMap)
 	}
-	w, err := Render(moedtest.Deployment(change...), string(uid), moedtest.Report(), layout, Own{Image: "semmoe:1"})
+	w, err := revisions.Render(moedtest.Deployment(change...), string(uid), moedtest.Report(), layout, revisions.Own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,19 +44,19 @@ func TestWorkloadsKeepTheirPlan(t *testing.T) {
 	}
 	r1, r2 := owner("apps/v1", "StatefulSet", "r1"), owner("apps/v1", "StatefulSet", "r2")
 	for name, tc := range map[string]struct {
-		workloads []*Workload
+		workloads []*revisions.Workload
 		owners    []metav1.OwnerReference
 		want      []metav1.OwnerReference
 		writes    int
 	}{
-		"owned by the plan":                  {[]*Workload{under(t, "r1", plan)}, ofPlan, append(ofPlan[:1:1], r1), 1},
-		"of two revisions":                   {[]*Workload{under(t, "r1", plan), under(t, "r2", plan)}, ofPlan, append(ofPlan[:1:1], r1, r2), 2},
-		"the plan is deleted":                {[]*Workload{under(t, "r2", plan)}, []metav1.OwnerReference{r1}, []metav1.OwnerReference{r1, r2}, 1},
-		"already kept":                       {[]*Workload{under(t, "r1", plan)}, append(ofPlan[:1:1], r1), append(ofPlan[:1:1], r1), 0},
-		"of groups":                          {[]*Workload{under(t, "r1", plan, moedtest.TwoPods)}, ofPlan, append(ofPlan[:1:1], owner("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "r1")), 1},
-		"without a plan":                     {[]*Workload{under(t, "r1", nil)}, ofPlan, ofPlan, 0},
-		"restored, without an owner":         {[]*Workload{under(t, "r1", plan)}, nil, nil, 0},
-		"a workload that is not created yet": {[]*Workload{under(t, "", plan)}, ofPlan, ofPlan, 0},
+		"owned by the plan":                  {[]*revisions.Workload{under(t, "r1", plan)}, ofPlan, append(ofPlan[:1:1], r1), 1},
+		"of two revisions":                   {[]*revisions.Workload{under(t, "r1", plan), under(t, "r2", plan)}, ofPlan, append(ofPlan[:1:1], r1, r2), 2},
+		"the plan is deleted":                {[]*revisions.Workload{under(t, "r2", plan)}, []metav1.OwnerReference{r1}, []metav1.OwnerReference{r1, r2}, 1},
+		"already kept":                       {[]*revisions.Workload{under(t, "r1", plan)}, append(ofPlan[:1:1], r1), append(ofPlan[:1:1], r1), 0},
+		"of groups":                          {[]*revisions.Workload{under(t, "r1", plan, moedtest.TwoPods)}, ofPlan, append(ofPlan[:1:1], owner("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "r1")), 1},
+		"without a plan":                     {[]*revisions.Workload{under(t, "r1", nil)}, ofPlan, ofPlan, 0},
+		"restored, without an owner":         {[]*revisions.Workload{under(t, "r1", plan)}, nil, nil, 0},
+		"a workload that is not created yet": {[]*revisions.Workload{under(t, "", plan)}, ofPlan, ofPlan, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			configMap := &corev1.ConfigMap{

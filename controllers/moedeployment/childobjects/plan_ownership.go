@@ -1,4 +1,4 @@
-package revisions
+package childobjects
 
 import (
 	"context"
@@ -13,12 +13,13 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
 // KeepPlan makes a workload an additional owner of the plan's ConfigMap that its pods mount, so that pods created after
 // the deletion of the plan still find it. The garbage collector removes deleted owners, and deletes the ConfigMap with
 // its last owner.
-func KeepPlan(ctx context.Context, c client.Client, w *Workload) error {
+func KeepPlan(ctx context.Context, c client.Client, w *revisions.Workload) error {
 	name := planConfigMap(w)
 	if name == "" || w.UID == "" {
 		return nil
@@ -51,11 +52,14 @@ func KeepPlan(ctx context.Context, c client.Client, w *Workload) error {
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("failed to make workload %s an owner of ConfigMap %s: %w", w.Name, name, err)
 	}
+	if err == nil {
+		LogWrite(ctx, 1, "Added an owner", kept, "owner", w.Name)
+	}
 	return nil
 }
 
 // planConfigMap returns the name of the plan's ConfigMap that a workload's pods mount, or "".
-func planConfigMap(w *Workload) string {
+func planConfigMap(w *revisions.Workload) string {
 	for _, volume := range w.Template().Spec.Volumes {
 		if volume.Name == semmoev1.PlanVolume && volume.ConfigMap != nil {
 			return volume.ConfigMap.Name

@@ -90,10 +90,6 @@ func ours(object client.Object) {
 	object.SetOwnerReferences(ownership.ControllerReference(moedtest.Deployment(), "MoEDeployment"))
 }
 
-func ofBase(name string) func(*semmoev1.AffinityProfile) {
-	return func(p *semmoev1.AffinityProfile) { p.Labels = map[string]string{semmoev1.LabelBase: name} }
-}
-
 func nameOf(plan *semmoev1.PlacementPlan) string {
 	if plan == nil {
 		return ""

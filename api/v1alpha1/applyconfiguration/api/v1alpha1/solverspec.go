@@ -11,7 +11,7 @@ import (
 //
 // SolverSpec configures the search for a placement.
 type SolverSpecApplyConfiguration struct {
-	// algorithm is auto, or another algorithm of docs/solving.md. Default auto. A plan that
+	// algorithm is auto, or another algorithm of docs/compare-algorithms.md. Default auto. A plan that
 	// replaces another plan after drift always uses auto.
 	Algorithm *apiv1alpha1.SolverAlgorithm `json:"algorithm,omitempty"`
 	// timeBudgetSeconds is the time limit of the search. Default 300. A plan whose search was stopped by the limit

@@ -39,7 +39,7 @@ spec: {expertParallelSize: 8}
 
 // kindsOfParts maps documents to the kind of the specs that they show. Other partial objects are fields of a
 // MoEDeployment spec.
-var kindsOfParts = map[string]string{"gitops.md": "MoEDeployment", "planning.md": "PlacementPlan", "profiling.md": "AffinityProfile"}
+var kindsOfParts = map[string]string{"gitops.md": "MoEDeployment", "cluster-replanning.md": "PlacementPlan", "profiling.md": "AffinityProfile"}
 
 // foreign contains the first lines of YAML blocks for other software.
 var foreign = []string{"apiVersion: gateway.networking.k8s.io/v1", "enable_attention_dp: true", "grpc_service:"}

@@ -25,7 +25,7 @@ func machines(t testing.TB) *hardware.Profile {
 // profiles returns the built-in profile, and one with a separate fit for large exchanges.
 func profiles(t *testing.T) []*hardware.Profile {
 	t.Helper()
-	text, err := os.ReadFile("../simulate/testdata/h200x2.json")
+	text, err := os.ReadFile("../lab/simulate/testdata/h200x2.json")
 	if err != nil {
 		t.Fatal(err)
 	}

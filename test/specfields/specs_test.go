@@ -453,19 +453,25 @@ func walk(t *testing.T, random *rand.Rand, namespace string, root schema, fields
 	return way, end, err
 }
 
-// checkQuiet checks that no reconciliation panicked, and that reconciliations end when nothing changes.
+// checkQuiet checks that no reconciliation panicked, and that reconciliations end when nothing changes. On a busy
+// machine, those of earlier changes may still run at first.
 func checkQuiet(t *testing.T) {
-	const during = 5 * time.Second
-	before := counter(t, "controller_runtime_reconcile_total")
-	<-time.After(during)
-	again := counter(t, "controller_runtime_reconcile_total") - before
+	const during, windows = 5 * time.Second, 24
 	var list semmoev1.MoEDeploymentList
 	if err := seen.List(t.Context(), &list); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%.0f reconciliations in total; %.0f in %v at the end, with %d MoEDeployments", before, again, during, len(list.Items))
-	if limit := float64(3 * len(list.Items)); again > limit {
-		t.Errorf("%.0f reconciliations in %v without a change, want at most %.0f", again, during, limit)
+	limit, again := float64(3*len(list.Items)), 0.0
+	for range windows {
+		before := counter(t, "controller_runtime_reconcile_total")
+		<-time.After(during)
+		if again = counter(t, "controller_runtime_reconcile_total") - before; again <= limit {
+			break
+		}
+	}
+	t.Logf("%.0f reconciliations in %v at the end, with %d MoEDeployments", again, during, len(list.Items))
+	if again > limit {
+		t.Errorf("%.0f reconciliations in each %v for %v without a change, want at most %.0f", again, during, windows*during, limit)
 	}
 	if panics := counter(t, "controller_runtime_reconcile_panics_total"); panics > 0 {
 		t.Errorf("%.0f reconciliations panicked", panics)

@@ -15,7 +15,7 @@ import (
 const (
 	builtInFrom = "testdata/h200x4.json"
 	byDevices   = "../../../internal/calibration/testdata/h200x2.json"
-	elsewhere   = "../../simulate/testdata/calibration-h200x2.json"
+	elsewhere   = "../../lab/simulate/testdata/calibration-h200x2.json"
 )
 
 func measurements(t *testing.T, file string) *Calibration {

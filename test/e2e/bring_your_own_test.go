@@ -47,6 +47,7 @@ func TestBringYourOwn(t *testing.T) {
 			set(t, u, specOf(t, profile), "spec")
 		case "PlacementPlan chat-ep8":
 			set(t, u, int64(4), "spec", "expertParallelSize")
+			set(t, u, int64(0), "spec", "minimumGainPercent") // the profile has too few requests to prove a gain
 		case "Deployment chat":
 			onReferenceEngine(t, u)
 		case "RoleBinding chat-router":

@@ -260,10 +260,10 @@ func TestPlanWithoutGain(t *testing.T) {
 	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionPlanned, metav1.ConditionTrue, "LocalityDoesNotPay")
 	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "LocalityDoesNotPay", "modelled time would fall by", "the minimum is 2%")
 
-	// ExFlow's placement has more local activations than the default one, but is slower on this split of the profile,
-	// because every layer waits for the busiest rank.
+	// This placement has more local activations than the default one, but is slower on this split of the profile, because
+	// every layer waits for the busiest rank.
 	update(t, moed, func(m *semmoev1.MoEDeployment) {
-		m.Spec.Rollout.BatchTokens, m.Spec.Placement.Solver.Algorithm, m.Spec.Placement.Solver.Seed = 1<<20, "exflow", ptr.To[int64](7)
+		m.Spec.Rollout.BatchTokens, m.Spec.Placement.Solver.Algorithm, m.Spec.Placement.Solver.Seed = 1<<20, "cross-entropy", ptr.To[int64](7)
 	})
 	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "NoGainExpected", "modelled time rises by")
 	waitComplete(t, moed)

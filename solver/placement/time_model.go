@@ -64,8 +64,8 @@ type timing struct {
 	// local those in both.
 	total                 float64
 	sent, computed, local []float64
-	// windows are the loads of the experts in each window as multiples of a rank's fair share [windows × experts]. on
-	// are the loads of the ranks [windows × ranks].
+	// windows are the loads of the experts in each window as multiples of a rank's fair share [experts × windows]. on
+	// are the loads of the ranks [ranks × windows]. A swap reads all windows of two experts and of two ranks.
 	windows []float32
 	on      []float64
 	value   float64
@@ -103,18 +103,18 @@ func newTiming(c *Clock, layer int, weight []float32, rankOf []int, ranks int) *
 	}
 	t.windows = make([]float32, len(windows))
 	t.on = make([]float64, len(windows)/experts*ranks)
-	for w := range len(windows) / experts {
+	n := len(windows) / experts
+	for w := range n {
 		of, sum := windows[w*experts:(w+1)*experts], float32(0)
 		for _, load := range of {
 			sum += load
 		}
 		for e, load := range of {
-			t.windows[w*experts+e] = load * float32(ranks) / max(sum, 1)
-			t.on[w*ranks+rankOf[e]] += float64(t.windows[w*experts+e])
+			t.windows[e*n+w] = load * float32(ranks) / max(sum, 1)
+			t.on[rankOf[e]*n+w] += float64(t.windows[e*n+w])
 		}
 	}
-	t.slowest = make([]highest, len(windows)/experts)
-	t.busiest = make([]highest, len(windows)/experts)
+	t.slowest, t.busiest = make([]highest, n), make([]highest, n)
 	t.rank()
 	t.value = t.valueAfter(-1, -1)
 	return t
@@ -172,7 +172,8 @@ func (t *timing) rank() {
 	}
 	for w := range t.slowest {
 		t.slowest[w], t.busiest[w] = newHighest(), newHighest()
-		for rank, load := range t.on[w*t.ranks : (w+1)*t.ranks] {
+		for rank := range t.ranks {
+			load := t.on[rank*len(t.slowest)+w]
 			t.slowest[w].add(rank, load)
 			t.busiest[w].add(rank, t.exchange(rank, load))
 		}
@@ -203,14 +204,15 @@ func (t *timing) windowed(e, f int) (load, exchange float64) {
 }
 
 func (t *timing) windowedAfter(e, f int) (load, exchange float64) {
-	experts, p, q := len(t.rankOf), t.rankOf[e], t.rankOf[f]
+	p, q, n := t.rankOf[e], t.rankOf[f], len(t.slowest)
 	computedP, localP := t.after(e, f)
 	computedQ, localQ := t.after(f, e)
 	remoteP, remoteQ := t.remote(computedP, localP), t.remote(computedQ, localQ)
 	sent := max(t.remote(t.sent[p], localP), t.remote(t.sent[q], localQ))
+	ofE, ofF, atP, atQ := t.windows[e*n:(e+1)*n], t.windows[f*n:(f+1)*n], t.on[p*n:(p+1)*n], t.on[q*n:(q+1)*n]
 	for w := range t.slowest {
-		d := float64(t.windows[w*experts+f] - t.windows[w*experts+e])
-		onP, onQ := t.on[w*t.ranks+p]+d, t.on[w*t.ranks+q]-d
+		d := float64(ofF[w] - ofE[w])
+		onP, onQ := atP[w]+d, atQ[w]-d
 		load += max(t.slowest[w].except(p, q), onP, onQ)
 		if !t.clock.MeanExchange {
 			exchange += max(t.busiest[w].except(p, q), onP*remoteP, onQ*remoteQ, sent)
@@ -251,15 +253,15 @@ func (t *timing) gain(e, f int) float64 { return t.valueAfter(e, f) - t.value - 
 
 func (t *timing) swap(e, f int) {
 	t.value = t.valueAfter(e, f)
-	p, q, experts := t.rankOf[e], t.rankOf[f], len(t.rankOf)
+	p, q, n := t.rankOf[e], t.rankOf[f], len(t.slowest)
 	moved := t.loads[f] - t.loads[e]
 	t.computed[p], t.computed[q] = t.computed[p]+moved, t.computed[q]-moved
 	t.local[p] += float64(t.weight[f*t.ranks+p] - t.weight[e*t.ranks+p])
 	t.local[q] += float64(t.weight[e*t.ranks+q] - t.weight[f*t.ranks+q])
-	for w := range len(t.windows) / experts {
-		d := float64(t.windows[w*experts+f] - t.windows[w*experts+e])
-		t.on[w*t.ranks+p] += d
-		t.on[w*t.ranks+q] -= d
+	for w := range n {
+		d := float64(t.windows[f*n+w] - t.windows[e*n+w])
+		t.on[p*n+w] += d
+		t.on[q*n+w] -= d
 	}
 	t.rankOf[e], t.rankOf[f] = q, p
 	t.rank()

@@ -58,7 +58,7 @@ func TextPrefixHashes(dst []uint64, texts []string) []uint64 {
 		}
 		hash.WriteString(text)
 		left -= len(text)
-		hash.WriteByte(textEnd) //nolint:errcheck // never fails
+		hash.WriteByte(textEnd)
 	}
 	return dst
 }

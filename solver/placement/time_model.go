@@ -116,7 +116,7 @@ func newTiming(c *Clock, layer int, weight []float32, rankOf []int, ranks int) *
 	}
 	t.slowest, t.busiest = make([]highest, n), make([]highest, n)
 	t.rank()
-	t.value = t.valueAfter(-1, -1)
+	t.value = t.current()
 	return t
 }
 
@@ -158,11 +158,11 @@ func (h *highest) except(p, q int) float64 {
 // fair share. The rank's experts have the given load in the window; of their activations and of those of the rank's
 // tokens, the same part is local in every window.
 func (t *timing) exchange(rank int, load float64) float64 {
-	return max(load*t.remote(t.computed[rank], t.local[rank]), t.remote(t.sent[rank], t.local[rank]))
+	return max(load*remote(t.computed[rank], t.local[rank]), remote(t.sent[rank], t.local[rank]))
 }
 
 // remote returns the part of activations that is not local.
-func (*timing) remote(all, local float64) float64 { return 1 - local/max(all, 1) }
+func remote(all, local float64) float64 { return 1 - local/max(all, 1) }
 
 // rank sorts the ranks by exchange and computation.
 func (t *timing) rank() {
@@ -182,67 +182,70 @@ func (t *timing) rank() {
 
 func (t *timing) ranksOf() []int { return t.rankOf }
 
-// microseconds returns the modelled time of the placement, by the busiest and the slowest rank.
-func (t *timing) microseconds() float64 {
-	load, exchange := t.windowed(-1, -1)
-	return t.clock.exchange*exchange + t.clock.computing(load)
-}
-
 // windowed returns the means over windows of the slowest rank's load and of the busiest rank's exchange, as multiples of
-// a fair share, after two experts are swapped, if any.
-func (t *timing) windowed(e, f int) (load, exchange float64) {
-	if e < 0 {
-		for w := range t.slowest {
-			load += t.slowest[w][0].value
-			exchange += t.busiest[w][0].value
-		}
-	} else {
-		load, exchange = t.windowedAfter(e, f)
+// a fair share.
+func (t *timing) windowed() (load, exchange float64) {
+	for w := range t.slowest {
+		load += t.slowest[w][0].value
+		exchange += t.busiest[w][0].value
 	}
 	n := float64(len(t.slowest))
 	return load / n, exchange / n
 }
 
-func (t *timing) windowedAfter(e, f int) (load, exchange float64) {
+// microseconds returns the modelled time of the placement, by the busiest and the slowest rank.
+func (t *timing) microseconds() float64 {
+	load, exchange := t.windowed()
+	return t.clock.exchange*exchange + t.clock.computing(load)
+}
+
+// current returns the value of the placement: the negative time in units of local activations.
+func (t *timing) current() float64 {
+	load, exchange := t.windowed()
+	if t.clock.MeanExchange {
+		return t.valueOf(load, t.exchanged)
+	}
+	return t.valueOf(load, exchange*t.total)
+}
+
+// valueOf returns the value for the load of the slowest rank and an exchange in activations. A fair share on every rank
+// equals all activations.
+func (t *timing) valueOf(load, exchange float64) float64 {
+	return -exchange - t.unit*t.clock.computing(load)
+}
+
+// valueAfter returns the value of the placement after two experts are swapped.
+func (t *timing) valueAfter(e, f int) float64 {
 	p, q, n := t.rankOf[e], t.rankOf[f], len(t.slowest)
 	computedP, localP := t.after(e, f)
 	computedQ, localQ := t.after(f, e)
-	remoteP, remoteQ := t.remote(computedP, localP), t.remote(computedQ, localQ)
-	sent := max(t.remote(t.sent[p], localP), t.remote(t.sent[q], localQ))
 	ofE, ofF, atP, atQ := t.windows[e*n:(e+1)*n], t.windows[f*n:(f+1)*n], t.on[p*n:(p+1)*n], t.on[q*n:(q+1)*n]
+	load := 0.0
+	if t.clock.MeanExchange {
+		for w := range t.slowest {
+			d := float64(ofF[w] - ofE[w])
+			load += max(t.slowest[w].except(p, q), atP[w]+d, atQ[w]-d)
+		}
+		exchange := t.exchanged
+		exchange += max(t.sent[p], computedP) - localP - max(t.sent[p], t.computed[p]) + t.local[p]
+		exchange += max(t.sent[q], computedQ) - localQ - max(t.sent[q], t.computed[q]) + t.local[q]
+		return t.valueOf(load/float64(n), exchange)
+	}
+	remoteP, remoteQ := remote(computedP, localP), remote(computedQ, localQ)
+	sent, exchange := max(remote(t.sent[p], localP), remote(t.sent[q], localQ)), 0.0
 	for w := range t.slowest {
 		d := float64(ofF[w] - ofE[w])
 		onP, onQ := atP[w]+d, atQ[w]-d
 		load += max(t.slowest[w].except(p, q), onP, onQ)
-		if !t.clock.MeanExchange {
-			exchange += max(t.busiest[w].except(p, q), onP*remoteP, onQ*remoteQ, sent)
-		}
+		exchange += max(t.busiest[w].except(p, q), onP*remoteP, onQ*remoteQ, sent)
 	}
-	return load, exchange
+	return t.valueOf(load/float64(n), exchange/float64(n)*t.total)
 }
 
 // after returns the activations of the experts on e's rank after e is swapped for f, and those of them that are local.
 func (t *timing) after(e, f int) (computed, local float64) {
 	rank := t.rankOf[e]
 	return t.computed[rank] + t.loads[f] - t.loads[e], t.local[rank] + float64(t.weight[f*t.ranks+rank]-t.weight[e*t.ranks+rank])
-}
-
-// valueAfter returns the value of the placement after two experts are swapped, if any: the negative time in units of
-// local activations.
-func (t *timing) valueAfter(e, f int) float64 {
-	load, exchange := t.windowed(e, f)
-	exchange *= t.total // a fair share on every rank equals all activations
-	if t.clock.MeanExchange {
-		exchange = t.exchanged
-		if e >= 0 {
-			p, q := t.rankOf[e], t.rankOf[f]
-			computedP, localP := t.after(e, f)
-			computedQ, localQ := t.after(f, e)
-			exchange += max(t.sent[p], computedP) - localP - max(t.sent[p], t.computed[p]) + t.local[p]
-			exchange += max(t.sent[q], computedQ) - localQ - max(t.sent[q], t.computed[q]) + t.local[q]
-		}
-	}
-	return -exchange - t.unit*t.clock.computing(load)
 }
 
 // minTimeGain is the minimum gain of a swap as a share of all activations. Smaller gains take long to find and do not

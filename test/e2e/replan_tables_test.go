@@ -54,11 +54,11 @@ func prometheusWith(t *testing.T, milli *atomic.Int64) string {
 	return server.URL
 }
 
-// requestsOf returns requests of one kind of text.
-func requestsOf(kind string, documents int) []corpus.Request {
+// requestsOf returns requests of some kinds of text.
+func requestsOf(kinds ...string) []corpus.Request {
 	var chosen []corpus.Document
 	for _, document := range corpus.Written() {
-		if document.Kind == kind && len(chosen) < documents {
+		if slices.Contains(kinds, document.Kind) {
 			chosen = append(chosen, document)
 		}
 	}
@@ -105,7 +105,7 @@ func TestReplanTables(t *testing.T) {
 	tier.Nightly(t)
 	namespace := newNamespace(t)
 	stop := startManager(t, namespace, nil)
-	lines, err := corpus.JSONL(requestsOf("english", 30))
+	lines, err := corpus.JSONL(requestsOf("english", "french", "german", "spanish"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestReplanTables(t *testing.T) {
 	observed.Store(1000)
 	moed := profiledDeployment(namespace, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling.LiveSamples = semmoev1.LiveSamplesSequences
-		m.Spec.Profiling.SamplingSpec = semmoev1.SamplingSpec{Requests: 60, Tokens: 6000, RequestTokens: 512}
+		m.Spec.Profiling.SamplingSpec = semmoev1.SamplingSpec{Requests: 120, Tokens: 12000, RequestTokens: 512}
 		// The same prompts are sent repeatedly. The prefix caches of the ranks must not keep them on their previous
 		// ranks.
 		m.Spec.Routing.Weights = &semmoev1.RoutingWeights{PrefixPercent: ptr.To[int32](0), LoadPercent: ptr.To[int32](0)}
@@ -135,7 +135,7 @@ func TestReplanTables(t *testing.T) {
 	jobs := profilingJobs(t, namespace)
 	engines, routers := podNames(t, moed, semmoev1.ComponentEngine), podNames(t, moed, semmoev1.ComponentRouter)
 
-	drifted := requestsOf("python", 30)
+	drifted := requestsOf("python")
 	send := func() (plan string) {
 		t.Helper()
 		for i := range drifted {

@@ -1,6 +1,6 @@
 //go:build tools
 
-// Package argocd pins the release of Argo CD whose definitions the samples for it are held to. It is a module of its own, so that none
+// Package argocd pins the release of Argo CD whose definitions the samples for it are held to. It is a separate module, so that none
 // of it reaches the operator's go.mod.
 package argocd
 

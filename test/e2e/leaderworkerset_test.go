@@ -284,7 +284,7 @@ func checkGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
 	}
 }
 
-// replaceGroup deletes a worker. Its whole replica is recreated, and requests go to the other replica meanwhile.
+// replaceGroup deletes a worker. Its whole replica is recreated, and requests go to the other replica.
 func replaceGroup(t *testing.T, moed *semmoev1.MoEDeployment) {
 	t.Helper()
 	before := podUIDs(t, moed)

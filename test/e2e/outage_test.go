@@ -155,7 +155,7 @@ func TestAPIServerOutage(t *testing.T) {
 			if problems := journal.Problems(); len(problems) > 0 {
 				t.Errorf("problems were reported: %v", problems)
 			}
-			t.Logf("the API server %s: it responds after %.1f s, and the manager reconciles after another %.1f s; %d requests answered meanwhile, none failed; %d writes before, %v after",
+			t.Logf("the API server %s: it responds after %.1f s, and the manager reconciles after another %.1f s; %d requests answered in this time, none failed; %d writes before, %v after",
 				name, answered.Seconds(), acted.Seconds(), served, writes, injector)
 			clearNamespace(t, namespace)
 		})
@@ -251,7 +251,7 @@ func TestOperatorAbsent(t *testing.T) {
 			case "Deployment":
 				edited := object.(*appsv1.Deployment)
 				edited.Spec.Replicas = ptr.To[int32](3)
-				edited.ResourceVersion = "" // its controller may have updated its status meanwhile
+				edited.ResourceVersion = "" // its controller may have updated its status
 				if err := api.Update(t.Context(), edited, client.FieldOwner("another-user")); err != nil {
 					t.Fatal(err)
 				}

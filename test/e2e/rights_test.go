@@ -124,7 +124,7 @@ func readOnly(rules []rbacv1.PolicyRule, resource string) []rbacv1.PolicyRule {
 }
 
 // TestRightsRevoked revokes rights of a running manager. The manager reports the loss when it needs the right, while it
-// can write status. The serving pods keep serving, and changes made meanwhile are applied once the rights are restored.
+// can write status. The serving pods keep serving, and changes are applied once the rights are restored.
 func TestRightsRevoked(t *testing.T) {
 	tier.Nightly(t)
 	t.Parallel()
@@ -173,7 +173,7 @@ func TestRightsRevoked(t *testing.T) {
 	all := recovered(restore)
 	served := asking.end(t)
 	eventually(t, settleTimeout, "the previous state is restored", func() error { return same("state", state, endState(t, namespace)) })
-	t.Logf("the missing right is reported after %.1f s; the change is in service %.1f s after the right is restored, and %.1f s after all rights are restored; %d requests answered meanwhile, none failed; %v",
+	t.Logf("the missing right is reported after %.1f s; the change is in service %.1f s after the right is restored, and %.1f s after all rights are restored; %d requests answered in this time, none failed; %v",
 		reported.Seconds(), workloads.Seconds(), all.Seconds(), served, injector)
 	clearNamespace(t, namespace)
 }

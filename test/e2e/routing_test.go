@@ -134,7 +134,7 @@ func TestEndpointPicker(t *testing.T) {
 	create(t, moed)
 	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "InferencePoolMissing", "inference.networking.k8s.io/v1", "Gateway API Inference Extension")
 	url := serviceURL(t, moed)
-	eventually(t, waitTimeout, "the Service selects the engine meanwhile", func() error { return sendRequest(t.Context(), url, "tiny") })
+	eventually(t, waitTimeout, "the Service selects the engine", func() error { return sendRequest(t.Context(), url, "tiny") })
 
 	installInferencePools(t)
 	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")

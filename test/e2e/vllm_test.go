@@ -506,7 +506,7 @@ func vllmPins(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 var vllmActivations = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{[^}]*locality="(local|remote)"[^}]*\} (\S+)$`)
 
 // vllmLocality sends texts that were not profiled through the router, and returns the local activation rate that the
-// engines count meanwhile.
+// engines count in this time.
 func vllmLocality(t *testing.T, moed *semmoev1.MoEDeployment, url string) lar.Activations {
 	t.Helper()
 	read := func() (sum lar.Activations) {

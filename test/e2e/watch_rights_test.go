@@ -32,7 +32,7 @@ func refusedKinds() ([]string, error) {
 
 // TestWatchRightsRevoked revokes the manager's right to watch workloads. The manager cannot report this in a condition, so
 // its metrics name the kind within a minute of the end of the open watch. The serving pods keep serving, and changes
-// made meanwhile are applied once the right is restored.
+// made in this time are applied once the right is restored.
 //
 // This test is not parallel because the managers of a process share their metrics.
 func TestWatchRightsRevoked(t *testing.T) {
@@ -80,7 +80,7 @@ func TestWatchRightsRevoked(t *testing.T) {
 	}
 	acted := time.Since(back)
 	eventually(t, 3*time.Minute, "nothing is refused", kindsRefused())
-	t.Logf("the missing watch right is reported %.1f s after the watch ends, %d requests answered meanwhile; after the right is restored a change is in service in %.1f s, and the report ends after %.1f s; %v",
+	t.Logf("the missing watch right is reported %.1f s after the watch ends, %d requests answered in this time; after the right is restored a change is in service in %.1f s, and the report ends after %.1f s; %v",
 		refused.Seconds(), served, acted.Seconds(), time.Since(back).Seconds(), injector)
 	clearNamespace(t, namespace)
 }

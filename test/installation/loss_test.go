@@ -131,7 +131,7 @@ func (w *world) loseNode(t *testing.T) {
 	w.waitHealthy(t)
 	w.waitInstalled(t)
 	answered, failed = w.traffic.since(from)
-	t.Logf("all replicas, managers and the store were ready %s later; meanwhile %d requests succeeded and %d failed%s", seconds(time.Since(back)), answered, len(failed), reasons(failed, back))
+	t.Logf("all replicas, managers and the store were ready %s later; in this time %d requests succeeded and %d failed%s", seconds(time.Since(back)), answered, len(failed), reasons(failed, back))
 	after := map[string]string{}
 	for _, pod := range append(w.enginePods(t), w.routerPods(t)...) {
 		after[pod.Name] = string(pod.UID)

@@ -1,6 +1,6 @@
 //go:build tools
 
-// Package kubernetes pins the Kubernetes release that the tests run against. It is a module of its own, so that none
+// Package kubernetes pins the Kubernetes release that the tests run against. It is a separate module, so that none
 // of the control plane's dependencies reaches the operator's go.mod.
 package kubernetes
 

@@ -1,5 +1,5 @@
 // Command leaderworkerset runs the controllers and webhooks of the LeaderWorkerSet release that go.mod pins, in a pod whose service
-// account may do everything. It is a module of its own, so that none of it reaches the operator's go.mod.
+// account may do everything. It is a separate module, so that none of it reaches the operator's go.mod.
 //
 // The release's own program wants a certificate controller, a Service in front of its webhooks and the CRDs of a batch scheduler;
 // this one has the API server call its webhooks at the address of its pod. They are registered once its controllers run: who waits

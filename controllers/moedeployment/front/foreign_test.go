@@ -70,7 +70,7 @@ func children() map[string]client.Object {
 	}
 }
 
-// Objects of other owners stay unchanged, and are reported. Independent objects are created meanwhile, and the others
+// Objects of other owners stay unchanged, and are reported. Independent objects are created, and the others
 // after the conflict is resolved. Restored objects belong to the operator.
 func TestForeignObjects(t *testing.T) {
 	api := apiServer(t)
@@ -80,7 +80,7 @@ func TestForeignObjects(t *testing.T) {
 	pod := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "theirs:1"}}}}
 	for name, tc := range map[string]struct {
 		object client.Object
-		// missing are the objects that are not created meanwhile.
+		// missing are the objects that are not created until then.
 		missing []string
 	}{
 		// The foreign Service does not select the engines, so the policy still admits only the routers.

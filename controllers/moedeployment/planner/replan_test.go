@@ -193,7 +193,7 @@ func TestNextReplan(t *testing.T) {
 			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"}
 		}, drift: drifted, say: "Pinned"},
 		"profile under way":                 {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, say: "WaitingForSamples"},
-		"drift unknown meanwhile":           {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: DriftSignal{Now: later}, say: "WaitingForSamples"},
+		"drift unknown while waiting":       {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: DriftSignal{Now: later}, say: "WaitingForSamples"},
 		"the drift has passed":              {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: onTarget, abandon: true, say: "DriftEnded"},
 		"live again, prompts not stored":    {Change: live, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, abandon: true},
 		"prompts stored again, not live":    {Change: job, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, abandon: true},
@@ -206,7 +206,7 @@ func TestNextReplan(t *testing.T) {
 		"complete, drift unknown":           {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: DriftSignal{Now: later}, plan: true, say: "Replanning"},
 		"data set unchanged":                {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: DriftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
 		"data set unchanged, late":          {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
-		"disabled meanwhile":                {Change: off, profiles: []*semmoev1.AffinityProfile{few}, drift: DriftSignal{Now: later}, abandon: true},
+		"disabled while waiting":            {Change: off, profiles: []*semmoev1.AffinityProfile{few}, drift: DriftSignal{Now: later}, abandon: true},
 		"disabled, profile complete":        {Change: off, profiles: []*semmoev1.AffinityProfile{begun}, drift: DriftSignal{Now: later}, say: "ReplansDisabled"},
 		"unchanged, the drift passed":       {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: onTarget},
 		"unchanged, live by now":            {Change: live, profiles: []*semmoev1.AffinityProfile{same}, drift: DriftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},

@@ -166,7 +166,7 @@ func TestTimeWithoutContention(t *testing.T) {
 }
 
 func TestContentionSlowsWhatOverlaps(t *testing.T) {
-	// The first products begin at 2. The second dispatch overlaps with them and takes 3 instead of 2; meanwhile 2 of
+	// The first products begin at 2. The second dispatch overlaps with them and takes 3 instead of 2; in this time 2 of
 	// their 4 are done, and they end at 7. The first combine then overlaps with the second products, which end at 12,
 	// and the second combine ends at 14.
 	cut := Cut{2, Piece{2, 4, 2}, true}

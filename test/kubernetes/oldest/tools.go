@@ -1,6 +1,6 @@
 //go:build tools
 
-// Package oldest pins the oldest Kubernetes release that the operator takes. It is a module of its own beside the one of the release
+// Package oldest pins the oldest Kubernetes release that the operator takes. It is a separate module, next to the one of the release
 // that all tests run against: the two need other versions of the same modules.
 package oldest
 

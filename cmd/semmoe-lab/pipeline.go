@@ -74,6 +74,7 @@ func newPipelineCommand() *cobra.Command {
 	for _, s := range flags.shapeFlags() {
 		f.IntVar(s.into, s.name, 0, s.usage)
 	}
+	cmd.AddCommand(newPipelineServeCommand())
 	return cmd
 }
 

@@ -26,7 +26,7 @@ func newRootCommand() *cobra.Command {
 		Version:      buildinfo.Read().String(),
 		SilenceUsage: true, SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := refengine.Run(cli.WithLogger(cmd.Context(), "engine"), o); err != nil {
+			if err := refengine.Run(cli.WithLogger(cmd.Context(), "engine", 0), o); err != nil {
 				if checkpoint.IsInvalid(err) {
 					err = cli.WithCode(err, cli.ExitInvalidFile)
 				}

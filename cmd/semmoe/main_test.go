@@ -50,7 +50,7 @@ func TestHelpOfFlags(t *testing.T) { clitest.CheckHelp(t, newRootCommand()) }
 // the process's logger.
 func TestStandardLoggerWritesJSON(t *testing.T) {
 	if os.Getenv("SEMMOE_TEST_LOG") != "" {
-		cli.WithLogger(t.Context(), "test")
+		cli.WithLogger(t.Context(), "test", 0)
 		log.Printf("Unsolicited response received on idle HTTP channel")
 		return
 	}

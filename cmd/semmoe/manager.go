@@ -35,6 +35,7 @@ func newManagerCommand() *cobra.Command {
 	var store access.Access
 	var storeCA, pull, routerAuthority, metricsAddress, healthAddress string
 	var prometheusHosts []string
+	var logLevel int
 	var webhooks webhookOptions
 	// A lost leader is replaced within 20 s: a successor may see the last renewal 2.2 retry periods late, waits for the
 	// lease to expire, and may acquire it 2.2 periods later (client-go's jitter). A leader that stops in order releases
@@ -56,7 +57,7 @@ func newManagerCommand() *cobra.Command {
 		Short: "Run the operator's controllers",
 		Args:  cli.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			ctx := cli.WithLogger(command.Context(), "manager")
+			ctx := cli.WithLogger(command.Context(), "manager", logLevel)
 			var err error
 			if options.PullPolicy, err = pullPolicy(pull); err != nil {
 				return err
@@ -108,6 +109,7 @@ func newManagerCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
+	cli.LogLevelFlag(flags, &logLevel)
 	flags.StringVar(&options.Image, "image", "", "image of the operator's containers, such as request router and inspection (default: the image of the pod $POD_NAMESPACE/$POD_NAME)")
 	flags.StringVar(&pull, "image-pull-policy", "", "pull policy of the operator's image in new pods: Always, IfNotPresent or Never (default: the API server's default for the image)")
 	flags.StringSliceVar(&options.Namespaces, "namespaces", nil, "namespaces to watch (default: all)")

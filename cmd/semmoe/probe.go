@@ -48,7 +48,7 @@ func newProbeCommand() *cobra.Command {
 			"message; 1 any other error, which a retry may fix.",
 		Args: invalidArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			err := runProbe(cli.WithLogger(cmd.Context(), "probe"), flags)
+			err := runProbe(cli.WithLogger(cmd.Context(), "probe", 0), flags)
 			if err == nil {
 				return nil
 			}

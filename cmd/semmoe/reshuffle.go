@@ -96,7 +96,7 @@ func runReshuffle(ctx context.Context, flags reshuffleFlags) (*reshuffle.Result,
 	if flags.Permutation, err = reshuffle.ReadPermutation(flags.permutation); err != nil {
 		return nil, nil, reshuffleError(err)
 	}
-	result, hold, err := reshuffle.Acquire(cli.WithLogger(ctx, "reshuffle"), flags.Options)
+	result, hold, err := reshuffle.Acquire(cli.WithLogger(ctx, "reshuffle", 0), flags.Options)
 	return result, hold, reshuffleError(err)
 }
 

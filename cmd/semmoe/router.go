@@ -33,6 +33,7 @@ type routerFlags struct {
 	options                                       router.Options
 	engine, liveSamples, policy, weights, planDir string
 	gateway                                       gatewayFlags
+	logLevel                                      int
 }
 
 func newRouterCommand() *cobra.Command {
@@ -59,6 +60,7 @@ func newRouterCommand() *cobra.Command {
 
 func (f *routerFlags) add(command *cobra.Command) {
 	flags := command.Flags()
+	cli.LogLevelFlag(flags, &f.logLevel)
 	flags.StringVar(&f.options.Namespace, "namespace", "", "namespace of the engine pods")
 	flags.StringVar(&f.options.Selector, "selector", "", "label selector of the engine pods")
 	flags.StringVar(&f.options.Host, "host", "", "address to listen on (default: all)")
@@ -166,7 +168,7 @@ func (f *routerFlags) run(ctx context.Context) error {
 	second := make(chan os.Signal, 1)
 	defer context.AfterFunc(ctx, func() { signal.Notify(second, os.Interrupt, syscall.SIGTERM) })()
 	f.options.EndDelay = second
-	return router.Run(cli.WithLogger(ctx, "router"), clients, f.options)
+	return router.Run(cli.WithLogger(ctx, "router", f.logLevel), clients, f.options)
 }
 
 // maxFallbacks limits the size of a header; more fallback endpoints are useless.

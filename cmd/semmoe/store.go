@@ -21,6 +21,7 @@ func newStoreCommand() *cobra.Command {
 	service := "semmoe-store." + namespace + ".svc"
 	var options store.Options
 	var authority, manager string
+	var logLevel int
 	command := &cobra.Command{
 		Annotations: map[string]string{cli.Drains: "true"},
 		Use:         "store",
@@ -44,10 +45,11 @@ func newStoreCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return store.Run(cli.WithLogger(command.Context(), "store"), clients, options, nil)
+			return store.Run(cli.WithLogger(command.Context(), "store", logLevel), clients, options, nil)
 		},
 	}
 	flags := command.Flags()
+	cli.LogLevelFlag(flags, &logLevel)
 	flags.StringVar(&options.URL, "url", "", "storage of artifacts: file:///directory, or s3://bucket with parameters such as region, endpoint, use_path_style and ssetype (required)")
 	flags.StringVar(&options.BindAddress, "bind-address", ":8443", "address for clients (HTTPS)")
 	flags.StringVar(&options.MetricsAddress, "metrics-bind-address", ":9090", "address of /healthz, /readyz and /metrics (HTTP)")

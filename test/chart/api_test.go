@@ -313,7 +313,7 @@ func (a *apiServer) removeAll(t *testing.T, installed []*unstructured.Unstructur
 const narrow = `
 namespaces: [team-a]
 image: {digest: "sha256:3b1c0a6b1f5e0c2d7c3f9e8a4d5b6c7e8f90123456789abcdef0123456789abc"}
-manager: {replicas: 3, priorityClassName: system-cluster-critical, nodeSelector: {disk: large}}
+manager: {replicas: 3, priorityClassName: system-cluster-critical, nodeSelector: {disk: large}, podLabels: {team: a}, podAnnotations: {note: "1"}, logLevel: 1, env: [{name: HTTPS_PROXY, value: "http://proxy"}], serviceAccountAnnotations: {note: "1"}}
 store: {resources: {limits: {memory: 1Gi}}}
 `
 

@@ -23,6 +23,14 @@ app.kubernetes.io/component: {{ . }}
 {{- .text | replace "https://github.com/semmoe/operator/blob/main/docs/runbooks" (include "semmoe.runbookURL" .root) }}
 {{- end }}
 
+{{/* The metadata of the pods of a component: user-provided labels, the labels of the selector, which take precedence, and annotations. */}}
+{{- define "semmoe.podMetadata" -}}
+labels: {{- mergeOverwrite (deepCopy .component.podLabels) (include "semmoe.labels" .name | fromYaml) | toYaml | nindent 2 }}
+{{- with .component.podAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{/* Fields of the pods of a component in addition to their containers: pull Secrets and scheduling. */}}
 {{- define "semmoe.pod" -}}
 {{- with .root.Values.imagePullSecrets }}
@@ -36,6 +44,9 @@ nodeSelector: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .component.tolerations }}
 tolerations: {{- toYaml . | nindent 0 }}
+{{- end }}
+{{- with .component.topologySpreadConstraints }}
+topologySpreadConstraints: {{- toYaml . | nindent 0 }}
 {{- end }}
 {{- end }}
 

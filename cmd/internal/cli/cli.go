@@ -16,6 +16,8 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"go.uber.org/zap/zapcore"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
@@ -112,10 +114,18 @@ func ExitCode(err error) int {
 	return 1
 }
 
-// WithLogger adds the process's logger to a context: JSON on standard error. The standard logger, which http.Transport
-// and http.Server use, writes there as well.
-func WithLogger(ctx context.Context, name string) context.Context {
-	log := zap.New(zap.UseDevMode(false), zap.WriteTo(printable.JSON(os.Stderr))).WithName(name)
+// maxLogLevel is the highest verbosity that this program and its libraries use.
+const maxLogLevel = 9
+
+// LogLevelFlag adds --log-level. The value is for WithLogger.
+func LogLevelFlag(f *pflag.FlagSet, level *int) {
+	f.IntVar(level, "log-level", 0, fmt.Sprintf("verbosity of the log, 0 to %d: 0 is changes and errors, 1 adds every decision and write, 2 and more add details of libraries", maxLogLevel))
+}
+
+// WithLogger adds the process's logger to a context: JSON on standard error, with messages of at most the given
+// verbosity. The standard logger, which http.Transport and http.Server use, writes there as well.
+func WithLogger(ctx context.Context, name string, level int) context.Context {
+	log := zap.New(zap.UseDevMode(false), zap.Level(zapcore.Level(-min(max(level, 0), maxLogLevel))), zap.WriteTo(printable.JSON(os.Stderr))).WithName(name)
 	ctrl.SetLogger(log)
 	klog.SetLogger(log)
 	slog.SetDefault(slog.New(logr.ToSlogHandler(log))) // also redirects package log

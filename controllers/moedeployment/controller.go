@@ -239,13 +239,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	d, decideErr := r.applyPlans(ctx, s, r.decide(ctx, s))
 	logDecision(ctx, moed, d)
 	o := observationOf(s, d)
-	actAgain, actErr := r.act(ctx, &o, s, d.ReplanWrites)
+	actAgain, actErr := r.act(ctx, &o, s, &d)
 	o.Failure = result.PermanentErrorText(errors.Join(adoptErr, decideErr, actErr))
 	podsAgain, podsErr := r.diagnose(ctx, &o, s)
 
 	status := statusOf(moed, o, s.Now)
 	if decideErr == nil || desired.IsRefused(decideErr) {
-		r.Metrics.Set(request.NamespacedName, figuresOf(o, locality.ReplansLastDay(decision.ReplansOf(moed, o.Planning.Plans), s.Now), status.Rollout, soakOf(moed)))
+		r.Metrics.Set(request.NamespacedName, figuresOf(o, locality.ReplansLastDay(decision.ReplansOf(moed, o.Planning.Plans), s.Now), status.Rollout, desired.Soak(moed)))
 	}
 	if err := errors.Join(adoptErr, decideErr, actErr, podsErr, r.applyStatus(ctx, moed, status)); err != nil {
 		return ctrl.Result{}, err
@@ -309,9 +309,9 @@ func logDecision(ctx context.Context, moed *semmoev1.MoEDeployment, d decision.D
 
 // act applies the decision to the cluster and adds the results to the observation. It returns the delay until it must
 // run again, or zero.
-func (r *Reconciler) act(ctx context.Context, o *observation, s *decision.Snapshot, replan []desired.Write) (time.Duration, error) {
-	moed, now, inspect := s.Moed, s.Now, o.Inspection
-	var changedErr, keptErr, recreationsErr, releasesErr, rolloutErr, childrenErr, replanErr error
+func (r *Reconciler) act(ctx context.Context, o *observation, s *decision.Snapshot, d *decision.Decision) (time.Duration, error) {
+	moed, inspect := s.Moed, o.Inspection
+	var changedErr, keptErr, recreationsErr, releasesErr, childrenErr error
 	var releasesAgain time.Duration
 	if len(inspect.Obsolete) > 0 {
 		var changed bool
@@ -319,22 +319,32 @@ func (r *Reconciler) act(ctx context.Context, o *observation, s *decision.Snapsh
 			inspect.Obsolete = nil // the latest spec may need them
 		}
 	}
-	again, inspectErr := inspection.Reconcile(ctx, r.Client, desired.Manager, inspect, r.nextInspection(moed), now)
+	again, inspectErr := inspection.Reconcile(ctx, r.Client, desired.Manager, inspect, r.nextInspection(moed), s.Now)
 	if !desired.Paused(moed) { // facts that outlive pods are recorded before replicas move
-		recreationsErr = childobjects.RecordRecreations(ctx, r.Client, s.Workloads, s.Pods, s.Workers, now)
-		releasesAgain, releasesErr = r.releases.Record(ctx, r.Client, r.HTTP, s.Workloads, s.Pods, now)
+		recreationsErr = r.write(ctx, moed, revisions.RecordRecreations(s.Workloads, s.Pods, s.Workers, s.Now)...)
+		var releases []desired.Write
+		releases, releasesAgain = r.releases.Ask(ctx, r.HTTP, s.Workloads, s.Pods, s.Now)
+		releasesErr = r.write(ctx, moed, releases...)
 		for _, workload := range s.Workloads {
-			keptErr = errors.Join(keptErr, childobjects.KeepPlan(ctx, r.Client, workload))
+			keptErr = errors.Join(keptErr, r.write(ctx, moed, revisions.KeepPlan{Workload: workload}))
 		}
 	}
-	o.Settled, o.Rollout, rolloutErr = r.reconcileRevisions(ctx, moed, *o, s.Workloads, now)
+	moved := decision.DecideRollout(s, d)
+	rolloutErr := errors.Join(moved.Err, r.write(ctx, moed, moved.Writes...))
+	o.Rollout, o.Settled = moved.RolloutState, moved.Settled && rolloutErr == nil
 	o.Front, childrenErr = r.front().Reconcile(ctx, moed, front.Engines{Workloads: s.Workloads, Pods: s.Pods})
-	for _, write := range replan {
-		if replanErr = r.writer().Write(ctx, moed, write); replanErr != nil {
-			break
+	replanErr := r.write(ctx, moed, d.ReplanWrites...)
+	return result.ShortestDelay(again, o.Rollout.Again, releasesAgain), errors.Join(changedErr, inspectErr, recreationsErr, releasesErr, keptErr, rolloutErr, childrenErr, replanErr)
+}
+
+// write executes writes in order, until one fails.
+func (r *Reconciler) write(ctx context.Context, moed *semmoev1.MoEDeployment, writes ...desired.Write) error {
+	for _, write := range writes {
+		if err := r.writer().Write(ctx, moed, write); err != nil {
+			return err
 		}
 	}
-	return result.ShortestDelay(again, o.Rollout.Again, releasesAgain), errors.Join(changedErr, inspectErr, recreationsErr, releasesErr, keptErr, rolloutErr, childrenErr, replanErr)
+	return nil
 }
 
 // diagnose determines what prevents pods from serving or from being created. It returns the delay until more can be

@@ -385,7 +385,7 @@ func TestMetrics(t *testing.T) {
 	inUse := moedtest.PlanFor400()
 	m.Set(types.NamespacedName{Namespace: "ns", Name: "a"}, figuresOf(observation{
 		Observed: sampledOf(300), Enough: true, Planning: planner.Planning{Serving: revisions.LayoutOf(inUse, semmoev1.RealizationEngineMap), Promise: inUse},
-		Rollout: rolloutState{Measured: &measuredGain{PredictedMicros: 300, SavedMicros: 200, SavedLowMicros: 100, SavedHighMicros: 300}},
+		Rollout: decision.RolloutState{Measured: &decision.MeasuredGain{PredictedMicros: 300, SavedMicros: 200, SavedLowMicros: 100, SavedHighMicros: 300}},
 		Drift:   locality.Assessment{Tested: true, Statistic: 1.5, Threshold: 1, Plan: inUse, Promise: *inUse.Status.Forecast},
 	}, 2, &semmoev1.RolloutStatus{Phase: semmoev1.RolloutPhaseCanary, Since: metav1.NewTime(moedtest.Start)}, 5*time.Minute))
 	m.Set(types.NamespacedName{Namespace: "ns", Name: "b"}, figuresOf(observation{}, 0, nil, 5*time.Minute))

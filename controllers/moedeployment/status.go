@@ -37,6 +37,7 @@ import (
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/observation/stepsizes"
 	"github.com/semmoe/operator/internal/profile/inspection"
+	"github.com/semmoe/operator/internal/rollout"
 )
 
 // observation contains everything that the status is computed from.
@@ -61,7 +62,7 @@ type observation struct {
 	// Settled reports whether all desired replicas are of Revision.
 	Settled bool
 	// Rollout is the state of the candidate, or of a failed candidate that is rolling back.
-	Rollout rolloutState
+	Rollout decision.RolloutState
 	// Pods are the engine pods that serve requests; Workers are the other pods of their replicas.
 	Pods, Workers []*corev1.Pod
 	// Router is the Deployment of the request router, or nil.
@@ -353,7 +354,7 @@ func progressingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 		return conditions.False("Complete", fmt.Sprintf("All %d replicas are of revision %s", *moed.Spec.Replicas, o.Revision))
 	case o.Inspection.Report == nil:
 		return conditions.True("InspectingModel", "The checkpoint is being inspected")
-	case o.Rollout.Reason == reasonInconclusive:
+	case o.Rollout.Reason == rollout.ReasonInconclusive:
 		return conditions.False(o.Rollout.Reason, o.Rollout.Message)
 	case o.Rollout.Phase != "":
 		return conditions.True(string(o.Rollout.Phase), o.Rollout.Message)
@@ -364,7 +365,7 @@ func progressingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 	}
 }
 
-func stalledVerdict(fault *conditions.Fault, rollout rolloutState) conditions.Verdict {
+func stalledVerdict(fault *conditions.Fault, rollout decision.RolloutState) conditions.Verdict {
 	if rollout.Held && (fault == nil || !fault.Stalls) {
 		return conditions.True(rollout.Reason, rollout.Message)
 	}
@@ -402,6 +403,21 @@ func trialInProgress(o observation, status semmoev1.MoEDeploymentStatus, finishe
 		return finished || status.UpdatedReplicas > 0 && !slices.ContainsFunc(o.Pods, older)
 	}
 	return false
+}
+
+// rolloutStatus reports the rollout of a new plan. It uses the previous report only for the start time of the phase.
+func rolloutStatus(previous *semmoev1.RolloutStatus, o observation, now time.Time) *semmoev1.RolloutStatus {
+	if o.Rollout.Phase == "" {
+		return nil
+	}
+	status := &semmoev1.RolloutStatus{
+		Phase: o.Rollout.Phase, Since: metav1.NewTime(now.Truncate(time.Second)), StableRevision: o.Revision,
+		CandidateRevision: o.Rollout.Candidate, CandidatePlan: o.Rollout.Plan, Message: printable.Line(o.Rollout.Message, 1024),
+	}
+	if previous != nil && previous.Phase == status.Phase && previous.CandidateRevision == status.CandidateRevision {
+		status.Since = previous.Since
+	}
+	return status
 }
 
 // applyStatus writes the status if it differs from the recorded one, and records events for condition transitions.

@@ -255,7 +255,7 @@ func TestForeignServiceIsDetected(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone })
 	c := moedtest.Cluster(t, moed.DeepCopy(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m"}})
 	var o observation
-	_, err := (&Reconciler{Client: c, Live: c}).act(t.Context(), &o, &decision.Snapshot{Snapshot: planner.Snapshot{Now: moedtest.Start, Moed: moed}}, nil)
+	_, err := (&Reconciler{Client: c, Live: c}).act(t.Context(), &o, &decision.Snapshot{Snapshot: planner.Snapshot{Now: moedtest.Start, Moed: moed}}, &decision.Decision{})
 	if want := "Service m exists and belongs to another owner: delete it"; err == nil || o.Front.ServiceTaken != want {
 		t.Errorf("ServiceTaken is %q (%v), want %q", o.Front.ServiceTaken, err, want)
 	}
@@ -354,7 +354,7 @@ func TestGenerationDuringTrial(t *testing.T) {
 		if tc.change != nil {
 			tc.change(moed)
 		}
-		o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Settled: tc.settled, Pods: tc.pods, Rollout: rolloutState{Phase: tc.phase, Reason: "R", Message: "m", Candidate: "c1"}}
+		o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Settled: tc.settled, Pods: tc.pods, Rollout: decision.RolloutState{Phase: tc.phase, Reason: "R", Message: "m", Candidate: "c1"}}
 		c := meta.FindStatusCondition(statusOf(moed, o, moedtest.Start).Conditions, semmoev1.ConditionReconciling)
 		if got := string(c.Status) + " " + c.Reason; got != tc.want {
 			t.Errorf("%s: Reconciling is %s, want %s", name, got, tc.want)
@@ -380,7 +380,7 @@ func TestStatusSurvivesErrors(t *testing.T) {
 	}
 	decided := observation{
 		Inspection: inspection.State{Report: &found}, Revision: "r1", Pods: observed.Pods,
-		Rollout:  rolloutState{Phase: semmoev1.RolloutPhaseCanary, Reason: "Canary", Message: "m", Candidate: "c1", Plan: "ab"},
+		Rollout:  decision.RolloutState{Phase: semmoev1.RolloutPhaseCanary, Reason: "Canary", Message: "m", Candidate: "c1", Plan: "ab"},
 		Planning: planner.Planning{Profile: moedtest.ProfiledBy("q", "r", moedtest.Start), ProfileName: "q", Plan: moedtest.PlanFor400(), Promise: moedtest.PlanFor400(), Candidate: &revisions.Layout{Digest: "ab"}},
 	}
 	moed.Status = statusOf(moed, decided, moedtest.Start)

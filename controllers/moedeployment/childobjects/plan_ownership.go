@@ -16,10 +16,9 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
-// KeepPlan makes a workload an additional owner of the plan's ConfigMap that its pods mount, so that pods created after
-// the deletion of the plan still find it. The garbage collector removes deleted owners, and deletes the ConfigMap with
-// its last owner.
-func KeepPlan(ctx context.Context, c client.Client, w *revisions.Workload) error {
+// keepPlan adds a workload to the owners of its plan's ConfigMap. The garbage collector removes deleted owners, and
+// deletes the ConfigMap with its last owner.
+func keepPlan(ctx context.Context, c client.Client, w *revisions.Workload) error {
 	name := planConfigMap(w)
 	if name == "" || w.UID == "" {
 		return nil

@@ -15,6 +15,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
 // Writer executes the writes of decisions. It logs one line for each write that changed something.
@@ -32,11 +33,15 @@ func (w Writer) Write(ctx context.Context, moed *semmoev1.MoEDeployment, write d
 	case desired.Create:
 		return w.create(ctx, moed, write)
 	case desired.Delete:
-		return w.delete(ctx, write.Object)
+		return w.delete(ctx, moed, write)
 	case desired.Annotate:
 		return w.annotate(ctx, write)
 	case desired.ApplyConfigMap:
 		return w.applyConfigMap(ctx, moed, write)
+	case revisions.ChangeWorkload:
+		return w.changeWorkload(ctx, moed, write)
+	case revisions.KeepPlan:
+		return keepPlan(ctx, w.Client, write.Workload)
 	}
 	return fmt.Errorf("unknown write %T", write)
 }
@@ -56,12 +61,19 @@ func (w Writer) create(ctx context.Context, moed *semmoev1.MoEDeployment, write 
 }
 
 // delete deletes this version of an object.
-func (w Writer) delete(ctx context.Context, of desired.Object) error {
-	object := of.(client.Object)
+func (w Writer) delete(ctx context.Context, moed *semmoev1.MoEDeployment, write desired.Delete) error {
+	object := write.Object.(client.Object)
 	if object.GetDeletionTimestamp() != nil {
 		return nil
 	}
-	err := w.Delete(ctx, object, client.Preconditions{UID: new(object.GetUID())}, client.PropagationPolicy(metav1.DeletePropagationBackground))
+	only := client.Preconditions{UID: new(object.GetUID())}
+	if write.Unchanged {
+		if changed, err := SpecChanged(ctx, w.Live, moed); err != nil || changed {
+			return err
+		}
+		only.ResourceVersion = new(object.GetResourceVersion())
+	}
+	err := w.Delete(ctx, object, only, client.PropagationPolicy(metav1.DeletePropagationBackground))
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil
@@ -92,7 +104,11 @@ func (w Writer) annotate(ctx context.Context, write desired.Annotate) error {
 	case err != nil:
 		return desired.Refusable(fmt.Errorf("failed to annotate %s %s: %w", kindOf(object), object.GetName(), err))
 	}
-	LogWrite(ctx, 1, "Annotated an object", object, "annotations", write.Annotations)
+	level := 1
+	if write.Required {
+		level = 0
+	}
+	LogWrite(ctx, level, "Annotated an object", object, "annotations", write.Annotations)
 	return nil
 }
 

@@ -5,7 +5,8 @@
 //   - Decide is a pure function. It has no client, no clock and no HTTP; test/architecture checks the imports.
 //   - A read that depends on a decision is a question, which Decide returns. The controller answers it in the snapshot,
 //     and decides again.
-//   - Writes are part of the decision, in order.
+//   - Writes are part of the decision, in order. The writes of a rollout are decided last, from what the writes before
+//     them recorded on the workloads.
 package decision
 
 import (
@@ -43,6 +44,10 @@ type Snapshot struct {
 	Groups bool
 	// Inspection is the state of the model's inspection.
 	Inspection inspection.State
+	// Own are the settings of the operator's own containers in the pods of new revisions. OwnUnread is an error that
+	// prevented reading them.
+	Own       revisions.Own
+	OwnUnread error
 	// StoreFailure is why the artifact store does not answer; empty if it does, or if no plan is needed.
 	StoreFailure string
 

@@ -22,7 +22,11 @@ type Create struct {
 }
 
 // Delete deletes an object by its UID, with its dependents.
-type Delete struct{ Object Object }
+type Delete struct {
+	Object Object
+	// Unchanged limits the deletion to an object that has not changed since it was read, by a spec that is the latest.
+	Unchanged bool
+}
 
 // Annotate sets annotations of an object.
 type Annotate struct {

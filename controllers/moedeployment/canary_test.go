@@ -26,6 +26,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/profile/inspection"
 )
@@ -459,7 +460,7 @@ func TestPlansAreKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.write(t.Context(), trial.moed, desired.Create{Object: made.Object}, revisions.KeepPlan{Workload: made}); err != nil {
+	if err := r.write(t.Context(), trial.moed, writes.Create{Object: made.Object}, revisions.KeepPlan{Workload: made}); err != nil {
 		t.Fatal(err)
 	}
 	ownedBy("once another is made", "before", candidate.UID, "made")

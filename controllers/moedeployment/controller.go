@@ -40,11 +40,12 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/controllers/storewatch"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/kube/lookup"
 	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/internal/kube/result"
 	"github.com/semmoe/operator/internal/kube/statuscache"
+	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/observation/promquery"
-	"github.com/semmoe/operator/internal/profile/inspection"
 	"github.com/semmoe/operator/internal/router/managerauth"
 )
 
@@ -244,7 +245,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	podsAgain, podsErr := r.diagnose(ctx, &o, s)
 
 	status := statusOf(moed, o, s.Now)
-	if decideErr == nil || desired.IsRefused(decideErr) {
+	if decideErr == nil || writes.IsRefused(decideErr) {
 		r.Metrics.Set(request.NamespacedName, figuresOf(o, locality.ReplansLastDay(decision.ReplansOf(moed, o.Planning.Plans), s.Now), status.Rollout, desired.Soak(moed)))
 	}
 	if err := errors.Join(adoptErr, decideErr, actErr, podsErr, r.applyStatus(ctx, moed, status)); err != nil {
@@ -319,10 +320,11 @@ func (r *Reconciler) act(ctx context.Context, o *observation, s *decision.Snapsh
 			inspect.Obsolete = nil // the latest spec may need them
 		}
 	}
-	again, inspectErr := inspection.Reconcile(ctx, r.Client, desired.Manager, inspect, r.nextInspection(moed), s.Now)
+	inspections, again, inspectErr := inspect.Writes(r.nextInspection(moed), s.Now)
+	inspectErr = errors.Join(inspectErr, r.write(ctx, moed, inspections...))
 	if !desired.Paused(moed) { // facts that outlive pods are recorded before replicas move
 		recreationsErr = r.write(ctx, moed, revisions.RecordRecreations(s.Workloads, s.Pods, s.Workers, s.Now)...)
-		var releases []desired.Write
+		var releases []writes.Write
 		releases, releasesAgain = r.releases.Ask(ctx, r.HTTP, s.Workloads, s.Pods, s.Now)
 		releasesErr = r.write(ctx, moed, releases...)
 		for _, workload := range s.Workloads {
@@ -338,7 +340,7 @@ func (r *Reconciler) act(ctx context.Context, o *observation, s *decision.Snapsh
 }
 
 // write executes writes in order, until one fails.
-func (r *Reconciler) write(ctx context.Context, moed *semmoev1.MoEDeployment, writes ...desired.Write) error {
+func (r *Reconciler) write(ctx context.Context, moed *semmoev1.MoEDeployment, writes ...writes.Write) error {
 	for _, write := range writes {
 		if err := r.writer().Write(ctx, moed, write); err != nil {
 			return err
@@ -356,7 +358,7 @@ func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed *dec
 	if o.Planning.Hold.Reason == planner.ReasonOutputChanged || o.Revision == "" {
 		pods = slices.DeleteFunc(pods, func(pod *corev1.Pod) bool { _, found := revisions.ChangedOutput(pod); return found })
 	}
-	failedMounts, mountsErr := podhealth.FailedMounts(ctx, r.Live, slices.Concat(pods, observed.RouterPods), now)
+	failedMounts, mountsErr := lookup.FailedMounts(ctx, r.Live, slices.Concat(pods, observed.RouterPods), now)
 	var again, routerAgain time.Duration
 	if o.RouterProblem, routerAgain = podhealth.Find(observed.RouterPods, failedMounts, now); o.RouterProblem == nil {
 		o.RouterProblem = refusedRouter(observed.Router)
@@ -451,7 +453,7 @@ func (r *Reconciler) refusedPods(ctx context.Context, observed *decision.Snapsho
 		owners = append(owners, job)
 	}
 	for _, owner := range owners {
-		message, err := podhealth.LastEvent(ctx, r.Live, owner, "FailedCreate", observed.Now)
+		message, err := lookup.LastEvent(ctx, r.Live, owner, "FailedCreate", observed.Now)
 		if err != nil {
 			return nil, err
 		}

@@ -18,9 +18,9 @@ import (
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
@@ -85,7 +85,7 @@ func TestGroupsAreScaled(t *testing.T) {
 
 	unknown := observation{Inspection: o.Inspection} // for example while a checkpoint is inspected again
 	for _, write := range rolloutOf(moed, unknown, []*revisions.Workload{revisions.LeaderWorkerSet(old)}, moedtest.Start).Writes {
-		if _, deleted := write.(desired.Delete); deleted {
+		if _, deleted := write.(writes.Delete); deleted {
 			t.Error("the only workload that identifies the serving revision is deleted")
 		}
 	}

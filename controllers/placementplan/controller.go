@@ -25,9 +25,10 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/calibration"
 	"github.com/semmoe/operator/internal/calibration/machines"
 	"github.com/semmoe/operator/internal/kube/conditions"
-	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/kube/lookup"
 	"github.com/semmoe/operator/internal/kube/statuscache"
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/solver/placement"
@@ -193,7 +194,7 @@ func (r *Reconciler) observe(ctx context.Context, plan *semmoev1.PlacementPlan) 
 	if stable := o.ConfigMaps[stableConfigMapName(plan)]; stable != nil && metav1.IsControlledBy(stable, plan) {
 		o.Stable = solvedOf(stable)
 	}
-	o.Machines, err = machines.Read(ctx, r.Live, plan.Namespace, plan.Spec.Hardware)
+	o.Machines, err = calibration.ReadProfile(ctx, r.Live, plan.Namespace, plan.Spec.Hardware)
 	if o.MachinesFault = machines.AsProfileError(err); err != nil && o.MachinesFault == nil {
 		return o, err
 	}
@@ -217,7 +218,7 @@ func (o *observation) hardwareFault(plan *semmoev1.PlacementPlan) *conditions.Fa
 // profile reads an AffinityProfile. It returns nil if the profile does not exist.
 func (r *Reconciler) profile(ctx context.Context, namespace, name string) (*semmoev1.AffinityProfile, error) {
 	profile := &semmoev1.AffinityProfile{}
-	found, err := ownership.Find(ctx, r.Client, r.Live, client.ObjectKey{Namespace: namespace, Name: name}, profile)
+	found, err := lookup.Find(ctx, r.Client, r.Live, client.ObjectKey{Namespace: namespace, Name: name}, profile)
 	if err != nil {
 		return nil, fmt.Errorf("failed to get AffinityProfile %s: %w", name, err)
 	}
@@ -254,7 +255,7 @@ func (r *Reconciler) act(ctx context.Context, plan *semmoev1.PlacementPlan, o *o
 }
 
 // publish creates the ConfigMaps of a solved plan.
-func (r *Reconciler) publish(ctx context.Context, store *artifact.Client, plan *semmoev1.PlacementPlan, o *observation) (time.Duration, error) {
+func (r *Reconciler) publish(ctx context.Context, store *access.Client, plan *semmoev1.PlacementPlan, o *observation) (time.Duration, error) {
 	layout := func() (map[string]string, error) {
 		layout, err := bundle.FetchLayout(ctx, store, plan.Namespace, o.Solved.PlanDigest)
 		if err != nil {
@@ -310,7 +311,7 @@ func storeFault(err error) *conditions.Fault {
 
 // find searches the store for the plan. It searches for three plans, in this order: the plan in the ConfigMap, which
 // also remains if the profile has another result now; the solution of the inputs; and the plan in the status.
-func (r *Reconciler) find(ctx context.Context, store *artifact.Client, plan *semmoev1.PlacementPlan, o *observation) error {
+func (r *Reconciler) find(ctx context.Context, store *access.Client, plan *semmoev1.PlacementPlan, o *observation) error {
 	searches := []func() (*solved, error){
 		func() (*solved, error) { return o.fromConfigMap(plan), nil },
 		func() (*solved, error) {
@@ -380,7 +381,7 @@ func fromStatus(plan *semmoev1.PlacementPlan) *solved {
 }
 
 // solve starts or continues the job of the plan. It returns the delay of the next reconciliation.
-func (r *Reconciler) solve(ctx context.Context, store *artifact.Client, plan *semmoev1.PlacementPlan, o *observation) time.Duration {
+func (r *Reconciler) solve(ctx context.Context, store *access.Client, plan *semmoev1.PlacementPlan, o *observation) time.Duration {
 	key := client.ObjectKeyFromObject(plan)
 	// The number of experts is known before the model is profiled.
 	if o.Profile != nil && o.Profile.Status.Model != nil {

@@ -14,11 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/kube/podhealth"
+	"github.com/semmoe/operator/internal/kube/writes"
 )
 
 const (
@@ -40,7 +40,7 @@ type Releases struct {
 // Ask queries a ready pod of each workload with an unknown release, and returns the writes that annotate the workloads
 // with the results. It retries a pod that does not answer after releasePeriod. It returns the delay until the next
 // query, or zero if every release is known or no pod is ready.
-func (r *Releases) Ask(ctx context.Context, web *http.Client, workloads []*revisions.Workload, pods []*corev1.Pod, now time.Time) (writes []desired.Write, again time.Duration) {
+func (r *Releases) Ask(ctx context.Context, web *http.Client, workloads []*revisions.Workload, pods []*corev1.Pod, now time.Time) (writes []writes.Write, again time.Duration) {
 	for _, w := range workloads {
 		if w.Annotations[semmoev1.AnnotationEngineRelease] != "" {
 			continue

@@ -14,6 +14,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/kube/apply"
 )
 
 // keepPlan adds a workload to the owners of its plan's ConfigMap. The garbage collector removes deleted owners, and
@@ -52,7 +53,7 @@ func keepPlan(ctx context.Context, c client.Client, w *revisions.Workload) error
 		return fmt.Errorf("failed to make workload %s an owner of ConfigMap %s: %w", w.Name, name, err)
 	}
 	if err == nil {
-		LogWrite(ctx, 1, "Added an owner", kept, "owner", w.Name)
+		apply.LogWrite(ctx, 1, "Added an owner", kept, "owner", w.Name)
 	}
 	return nil
 }

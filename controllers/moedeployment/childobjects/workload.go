@@ -9,6 +9,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/kube/apply"
 )
 
 // changeWorkload patches a workload. The optimistic lock rejects decisions that are based on a stale cache.
@@ -23,7 +24,7 @@ func (w Writer) changeWorkload(ctx context.Context, moed *semmoev1.MoEDeployment
 	if _, step := write.Annotations[semmoev1.AnnotationRollout]; step || write.Replicas != nil {
 		level = 0
 	}
-	LogWrite(ctx, level, "Changed a workload", object, "replicas", *write.Workload.Replicas(), "annotations", write.Annotations)
-	w.record(moed, write.Event)
+	apply.LogWrite(ctx, level, "Changed a workload", object, "replicas", *write.Workload.Replicas(), "annotations", write.Annotations)
+	w.shared().Record(moed, write.Event)
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/kube/printable"
+	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/rollout"
 )
@@ -40,7 +41,7 @@ func (r *Rollout) decideCandidate(s *Snapshot, d *Decision, m moves, action roll
 		switch {
 		case !m.in.Trial.Promoting:
 			r.record(d.Planning.Plan, map[string]string{}) // before the mark, which prevents a second record
-			r.mark(workload, semmoev1.RolloutPromoting, s.Now, &desired.Event{
+			r.mark(workload, semmoev1.RolloutPromoting, s.Now, &writes.Event{
 				Name: "CanaryPromoted", Action: "Reconcile",
 				Message: fmt.Sprintf("Revision %s is promoted: %s", d.CandidateRevision, printable.Line(decision.Message, 900)),
 			})
@@ -58,7 +59,7 @@ func (r *Rollout) record(plan *semmoev1.PlacementPlan, annotations map[string]st
 		annotations[semmoev1.AnnotationMeasured] = text
 	}
 	if len(annotations) > 0 {
-		r.write(desired.Annotate{Object: plan, Annotations: annotations, Required: true})
+		r.write(writes.Annotate{Object: plan, Annotations: annotations, Required: true})
 	}
 }
 

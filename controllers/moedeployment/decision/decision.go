@@ -22,6 +22,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/observation/stepsizes"
 	"github.com/semmoe/operator/internal/profile/inspection"
@@ -80,7 +81,7 @@ type Decision struct {
 	Invalid *revisions.InvalidError
 	// Planning is the state of profiles and plans. Writes are the writes that bring it about, in order.
 	Planning planner.Planning
-	Writes   []desired.Write
+	Writes   []writes.Write
 	// Revision is the desired revision, CandidateRevision the revision on trial; empty if unknown, or if there is none.
 	Revision, CandidateRevision string
 	// Serving is the workload that serves requests if it is not of Revision, else nil. InService describes its plan.
@@ -100,7 +101,7 @@ type Decision struct {
 	// Replan is the state of the plan for a drift; its zero value if none is being made. ReplanWrites are the writes of
 	// the next step. They are the last ones: a plan replaces what serves then.
 	Replan       desired.Finding
-	ReplanWrites []desired.Write
+	ReplanWrites []writes.Write
 }
 
 // ServingRevision returns the revision that serves requests, or "" if unknown.

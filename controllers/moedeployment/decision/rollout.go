@@ -12,6 +12,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/rollout"
 )
 
@@ -21,7 +22,7 @@ type Rollout struct {
 	// Settled reports whether all desired replicas belong to the desired revision.
 	Settled bool
 	// Writes are in order: a write must not happen if one before it failed.
-	Writes []desired.Write
+	Writes []writes.Write
 	// Err prevented the decision. There are no writes then.
 	Err error
 }
@@ -78,7 +79,7 @@ func DecideRollout(s *Snapshot, d *Decision) Rollout {
 		case workload.UID == "":
 			*workload.Replicas() = replicas
 			// Keep the plan before deleting the old workload, which may be the last object that references it.
-			r.write(desired.Create{Object: workload.Object}, revisions.KeepPlan{Workload: workload})
+			r.write(writes.Create{Object: workload.Object}, revisions.KeepPlan{Workload: workload})
 		case *workload.Replicas() != replicas:
 			r.write(revisions.ChangeWorkload{Workload: workload, Replicas: &replicas})
 		case !wanted && replicas == 0 && workload.Drained(s.Pods):
@@ -87,17 +88,17 @@ func DecideRollout(s *Snapshot, d *Decision) Rollout {
 				// is recorded before the last object of the trial is deleted, again if the deletion fails.
 				r.write(revisions.ChangeWorkload{Workload: stable, Annotations: map[string]string{semmoev1.AnnotationProven: timeText(s.Now)}})
 			}
-			r.write(desired.Delete{Object: workload.Object, Unchanged: true})
+			r.write(writes.Delete{Object: workload.Object, Unchanged: true})
 		}
 	}
 	r.Settled = m.in.Stable != rollout.None && m.in.Revisions[m.in.Stable].Replicas == m.in.Budget.Replicas && totalReplicas(m.in.Revisions) == m.in.Budget.Replicas
 	return r
 }
 
-func (r *Rollout) write(writes ...desired.Write) { r.Writes = append(r.Writes, writes...) }
+func (r *Rollout) write(writes ...writes.Write) { r.Writes = append(r.Writes, writes...) }
 
 // mark records the rollout step of an existing workload. An empty step means proven, and is recorded with the time.
-func (r *Rollout) mark(workload *revisions.Workload, step string, now time.Time, event *desired.Event) {
+func (r *Rollout) mark(workload *revisions.Workload, step string, now time.Time, event *writes.Event) {
 	if workload.Annotations[semmoev1.AnnotationRollout] == step {
 		return
 	}

@@ -15,23 +15,23 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/kube/writes"
 )
 
 // texts describes writes. The revisions are named stable and candidate.
-func texts(d *Decision, writes []desired.Write) []string {
+func texts(d *Decision, ordered []writes.Write) []string {
 	var all []string
-	for _, write := range writes {
+	for _, write := range ordered {
 		text := ""
 		switch w := write.(type) {
-		case desired.Create:
+		case writes.Create:
 			text = fmt.Sprintf("create %s with %d replicas", w.Object.GetName(), *w.Object.(*appsv1.StatefulSet).Spec.Replicas)
-		case desired.Delete:
+		case writes.Delete:
 			text = fmt.Sprintf("delete %s, unchanged %t", w.Object.GetName(), w.Unchanged)
-		case desired.Annotate:
+		case writes.Annotate:
 			text = fmt.Sprintf("annotate %s %v", w.Object.GetName(), slices.Sorted(maps.Keys(w.Annotations)))
 		case revisions.KeepPlan:
 			text = "keep the plan of " + w.Workload.Name
@@ -136,9 +136,9 @@ func TestRolloutWrites(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := newRollout(t)
 			tc.change(t, c)
-			var before []desired.Object
+			var before []writes.Object
 			for _, w := range c.s.Workloads {
-				before = append(before, w.Object.DeepCopyObject().(desired.Object))
+				before = append(before, w.Object.DeepCopyObject().(writes.Object))
 			}
 			moved := DecideRollout(c.s, c.d)
 			if moved.Err != nil {

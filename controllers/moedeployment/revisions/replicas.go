@@ -16,9 +16,9 @@ import (
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/internal/kube/replicagroup"
+	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/rollout"
 )
 
@@ -220,8 +220,8 @@ func countRecreations(w *Workload, leaders, workers []*corev1.Pod, now time.Time
 }
 
 // RecordRecreations returns the writes that record the recreations of replicas in annotations of the workloads.
-func RecordRecreations(workloads []*Workload, leaders, workers []*corev1.Pod, now time.Time) []desired.Write {
-	var writes []desired.Write
+func RecordRecreations(workloads []*Workload, leaders, workers []*corev1.Pod, now time.Time) []writes.Write {
+	var writes []writes.Write
 	for _, w := range workloads {
 		text := ""
 		if counted := countRecreations(w, leaders, workers, now); len(counted) > 0 {

@@ -3,7 +3,7 @@ package revisions
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/internal/kube/writes"
 )
 
 // ChangeWorkload changes annotations or the replicas of an existing workload. It fails if the workload has changed since
@@ -15,7 +15,7 @@ type ChangeWorkload struct {
 	// Replicas is the new number of replicas; nil keeps it.
 	Replicas *int32
 	// Event is recorded once the workload is changed; nil for none.
-	Event *desired.Event
+	Event *writes.Event
 }
 
 // Apply makes the change in the object.

@@ -51,8 +51,8 @@ func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase 
 	candidate := revisions.LayoutOf(plan, semmoev1.RealizationEngineMap)
 	tc := &trialCase{moed: moed, plan: plan, events: events.NewFakeRecorder(16), sampledAfter: time.Minute}
 	tc.o = observation{
-		Inspection: inspection.State{Report: &found}, Revision: revisions.Of(moed, found, nil), CandidateRevision: revisions.Of(moed, found, candidate),
-		Planning: planner.Planning{Plan: plan, Candidate: candidate},
+		Decision:   decision.Decision{Revision: revisions.Of(moed, found, nil), CandidateRevision: revisions.Of(moed, found, candidate), Planning: planner.Planning{Plan: plan, Candidate: candidate}},
+		Inspection: inspection.State{Report: &found},
 	}
 	for i, of := range []struct {
 		revision string
@@ -122,7 +122,7 @@ func rolloutOf(moed *semmoev1.MoEDeployment, o observation, workloads []*revisio
 			Snapshot: planner.Snapshot{Now: now, Moed: moed, Report: o.Inspection.Report, Workloads: workloads, Pods: o.Pods},
 			Workers:  o.Workers, Own: revisions.Own{Image: "semmoe:1"},
 		},
-		&decision.Decision{Revision: o.Revision, CandidateRevision: o.CandidateRevision, Planning: o.Planning, Reports: o.Reports})
+		&o.Decision)
 }
 
 func (tc *trialCase) reconcile(t *testing.T, now time.Time) decision.RolloutState {
@@ -302,7 +302,7 @@ func TestGainRatios(t *testing.T) {
 		plan := moedtest.PlanOf("p", "ab", func(p *semmoev1.PlacementPlan) {
 			p.Annotations = map[string]string{semmoev1.AnnotationMeasured: tc.text}
 		})
-		f := figuresOf(observation{Planning: planner.Planning{Promise: plan}}, 0, nil, 0)
+		f := figuresOf(observation{Decision: decision.Decision{Planning: planner.Planning{Promise: plan}}}, 0, nil, 0)
 		got := []float64{f.PredictedOverMeasured, f.PredictedOverMeasuredLow, f.PredictedOverMeasuredHigh}
 		if tc.want == nil && !math.IsNaN(got[0]) || tc.want != nil && !slices.Equal(got, tc.want) {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)

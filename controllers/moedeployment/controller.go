@@ -402,7 +402,7 @@ func pollDelay(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 	if o.Invalid != nil && o.Invalid.Reason == revisions.ReasonNoGroups {
 		groups = groupKindPeriod
 	}
-	if decision.PollsRouters(moed, o.servingRevision(), o.inService()) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus && o.servingRevision() != "" {
+	if decision.PollsRouters(moed, o.ServingRevision(), o.ServingPlanning()) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus && o.ServingRevision() != "" {
 		polling = observePeriod
 	}
 	return result.ShortestDelay(pool, groups, polling, hardware)

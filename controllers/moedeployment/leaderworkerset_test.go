@@ -18,6 +18,7 @@ import (
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/decision"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/kube/writes"
@@ -28,7 +29,7 @@ import (
 // regardless of its status, and only according to the latest spec.
 func TestGroupsAreScaled(t *testing.T) {
 	moed, found := moedtest.Deployment(moedtest.TwoPods), moedtest.Report()
-	o := observation{Inspection: inspection.State{Report: &found}, Revision: revisions.Of(moed, found, nil)}
+	o := observation{Decision: decision.Decision{Revision: revisions.Of(moed, found, nil)}, Inspection: inspection.State{Report: &found}}
 	c := moedtest.Cluster(t, moed.DeepCopy())
 	r := &Reconciler{Client: c, Live: c, Recorder: events.NewFakeRecorder(16), Image: "semmoe:1"}
 	reconcile := func(workloads ...*revisions.Workload) {

@@ -36,7 +36,7 @@ func figuresOf(o observation, replans int, rollout *semmoev1.RolloutStatus, soak
 	}
 	gain := o.Rollout.Measured
 	if gain == nil {
-		gain = decision.RecordedGain(o.Planning.Plan, o.inService().Promise)
+		gain = decision.RecordedGain(o.Planning.Plan, o.ServingPlanning().Promise)
 	}
 	if gain != nil {
 		f.PredictedOverMeasured, f.PredictedOverMeasuredLow, f.PredictedOverMeasuredHigh = gain.Ratios()
@@ -47,7 +47,7 @@ func figuresOf(o observation, replans int, rollout *semmoev1.RolloutStatus, soak
 	if observed, _, enough := o.Observed.Activations(); enough {
 		f.Observed = observed.Rate()
 	}
-	if plan := o.Drift.Plan; plan != nil && o.inService().Serving != nil {
+	if plan := o.Drift.Plan; plan != nil && o.ServingPlanning().Serving != nil {
 		f.PlanCreated = plan.CreationTimestamp.Time
 	}
 	if o.Drift.Promise.LARMilli > 0 {

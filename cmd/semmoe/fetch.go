@@ -19,7 +19,7 @@ import (
 const fetchPause = time.Second
 
 // connectStore creates a client of the artifact store; access.FromPod implements it.
-type connectStore func(retryFor time.Duration) (*artifact.Client, error)
+type connectStore func(retryFor time.Duration) (*access.Client, error)
 
 // fetchFlags are the flags of semmoe fetch.
 type fetchFlags struct {
@@ -111,7 +111,7 @@ func (f fetchFlags) fetch(ctx context.Context, connect connectStore) error {
 
 // fetchWithRetries restarts interrupted transfers for up to --wait: the client itself retries only before a response
 // has started.
-func (f fetchFlags) fetchWithRetries(ctx context.Context, client *artifact.Client) error {
+func (f fetchFlags) fetchWithRetries(ctx context.Context, client *access.Client) error {
 	var end time.Time
 	for {
 		err := bundle.Fetch(ctx, client, f.namespace, f.planDigest, f.out)

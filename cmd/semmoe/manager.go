@@ -20,6 +20,7 @@ import (
 	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/controllers/retention"
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/observation/promquery"
 	"github.com/semmoe/operator/internal/router/managerauth"
@@ -115,7 +116,7 @@ func newManagerCommand() *cobra.Command {
 	flags.StringSliceVar(&options.Namespaces, "namespaces", nil, "namespaces to watch (default: all)")
 	flags.StringVar(&store.URL, "store-url", "", "URL of the artifact store, https://host; required for profiling and planning")
 	flags.StringVar(&storeCA, "store-ca", cmp.Or(os.Getenv("POD_NAMESPACE"), "semmoe-system")+"/semmoe-store-ca", "namespace/name of the ConfigMap with the store's certificate authority as ca.crt")
-	flags.StringVar(&store.TokenFile, "store-token-file", access.TokenFile, "file with the manager's token for the store")
+	flags.StringVar(&store.TokenFile, "store-token-file", artifact.TokenFile, "file with the manager's token for the store")
 	flags.StringVar(&routerAuthority, "router-client-authority", cmp.Or(os.Getenv("POD_NAMESPACE"), "semmoe-system")+"/"+managerauth.SecretName, "namespace/name of the Secret with the certificate authority that authenticates managers to request routers; created if missing")
 	flags.StringSliceVar(&prometheusHosts, "prometheus-hosts", nil, "hosts (name or IP address, optional port) allowed in drift.prometheus.address in all namespaces; Services with a cluster IP in the object's namespace are always allowed")
 	flags.IntVar(&options.SolverWorkers, "solver-workers", 1, "number of concurrently solved plans; each keeps a routing trace in memory")

@@ -26,6 +26,7 @@ import (
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/model/tokenizer"
 	"github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/internal/profile/inspection"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -206,9 +207,9 @@ func runProfile(ctx context.Context, o profileOptions, given func(flag string) b
 
 // readInputs reads the checkpoint's headers and the data set, and returns an error if their digests differ from the
 // required ones.
-func readInputs(o profileOptions) (profile.Options, profile.DatasetReport, error) {
-	fail := func(err error) (profile.Options, profile.DatasetReport, error) {
-		return profile.Options{}, profile.DatasetReport{}, err
+func readInputs(o profileOptions) (profile.Options, inspection.DatasetReport, error) {
+	fail := func(err error) (profile.Options, inspection.DatasetReport, error) {
+		return profile.Options{}, inspection.DatasetReport{}, err
 	}
 	adapter, err := registry.For(o.engine)
 	if err != nil {
@@ -315,7 +316,7 @@ func readTokenizer(model string) ([]byte, error) {
 
 // probeRoom stores a file that is available without the engine, the tokenizer or config.json, to detect a full store
 // before devices are used.
-func probeRoom(ctx context.Context, store *artifact.Client, scope artifact.Scope, model string, words []byte) error {
+func probeRoom(ctx context.Context, store *access.Client, scope artifact.Scope, model string, words []byte) error {
 	if words == nil {
 		var err error
 		if words, err = regularfile.Read(filepath.Join(model, "config.json"), cli.MaxInputBytes); err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/profile"
 )
@@ -158,8 +159,8 @@ func fakeStore(t *testing.T, handler http.HandlerFunc) connectStore {
 	t.Cleanup(server.Close)
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
 	token := clitest.WriteFile(t, "token", "token")
-	return func(retryFor time.Duration) (*artifact.Client, error) {
-		return artifact.NewClient(artifact.Config{URL: server.URL, CA: ca, TokenFile: token, RetryFor: retryFor})
+	return func(retryFor time.Duration) (*access.Client, error) {
+		return access.NewClient(access.Config{URL: server.URL, CA: ca, TokenFile: token, RetryFor: retryFor})
 	}
 }
 

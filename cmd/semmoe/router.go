@@ -15,6 +15,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/cmd/internal/cli"
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/plan/bundle"
@@ -43,7 +44,7 @@ func newRouterCommand() *cobra.Command {
 		Use:         "router",
 		Short:       "Route requests to the ranks of engine pods",
 		Long: "Route requests to the ranks of the engine pods of one MoEDeployment or of a user-provided workload. Ranks are selected by the plan that\n" +
-			"the pods name, or by the plan in --default-plan-dir. Plans are fetched from the artifact store in the environment variables\n" + access.URLVariable + " and " + access.CAVariable + ";\n" +
+			"the pods name, or by the plan in --default-plan-dir. Plans are fetched from the artifact store in the environment variables\n" + artifact.URLVariable + " and " + artifact.CAVariable + ";\n" +
 			"without a plan, ranks are selected by load only. With --endpoint-picker, the router does not proxy requests: it is the endpoint picker\n" +
 			"(ext_proc) of an InferencePool and selects endpoints for a gateway such as Envoy.",
 		Args: cli.NoArgs,
@@ -226,7 +227,7 @@ const storeRetry = 10 * time.Second
 // variables, or nil without a store. It creates a client for each plan: a token that cannot be read yet only fails an
 // attempt, not the router.
 func planFetcher(namespace string) plans.Fetch {
-	if os.Getenv(access.URLVariable) == "" && os.Getenv(access.CAVariable) == "" {
+	if os.Getenv(artifact.URLVariable) == "" && os.Getenv(artifact.CAVariable) == "" {
 		return nil
 	}
 	return func(ctx context.Context, digest, dir string) error {

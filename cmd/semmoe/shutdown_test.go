@@ -163,8 +163,8 @@ func TestStoreClientsEnd(t *testing.T) {
 		for _, how := range []string{silent, refusing} {
 			t.Run(name+"/"+how, func(t *testing.T) {
 				address, contacted := startUnavailable(t, how)
-				connect := func(retryFor time.Duration) (*artifact.Client, error) {
-					return artifact.NewClient(artifact.Config{URL: "https://" + address, CA: ca, TokenFile: token, RetryFor: retryFor})
+				connect := func(retryFor time.Duration) (*access.Client, error) {
+					return access.NewClient(access.Config{URL: "https://" + address, CA: ca, TokenFile: token, RetryFor: retryFor})
 				}
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -244,8 +244,8 @@ func writeKubeconfig(t *testing.T, address string) string {
 
 // A plan on disk requires neither the store nor its token.
 func TestReadsAPlanOnDiskWithoutAToken(t *testing.T) {
-	t.Setenv(access.URLVariable, "https://127.0.0.1:1")
-	t.Setenv(access.CAVariable, "no certificate")
+	t.Setenv(artifact.URLVariable, "https://127.0.0.1:1")
+	t.Setenv(artifact.CAVariable, "no certificate")
 	from, _ := solved(t, "dp")
 	_, a, err := plan.Read(from)
 	if err != nil {

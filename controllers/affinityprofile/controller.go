@@ -25,10 +25,13 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/kube/apply"
+	"github.com/semmoe/operator/internal/kube/lookup"
 	"github.com/semmoe/operator/internal/kube/ownership"
 	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/internal/kube/result"
 	"github.com/semmoe/operator/internal/kube/statuscache"
+	"github.com/semmoe/operator/internal/kube/writes"
 	recording "github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/internal/profile/inspection"
 	"github.com/semmoe/operator/internal/router/managerauth"
@@ -124,13 +127,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	after, inspectErr := inspection.Reconcile(ctx, r.Client, manager, o.Inspection, r.nextInspection(profile, o), now)
+	inspections, after, inspectErr := o.Inspection.Writes(r.nextInspection(profile, o), now)
 	do := decide(o, now)
-	phases := errors.Join(inspectErr, r.act(ctx, profile, o, do))
+	phases := errors.Join(inspectErr, r.write(ctx, profile, inspections...), r.act(ctx, profile, o, do))
 	o.Failure = result.PermanentErrorText(phases)
 	after = result.ShortestDelay(after, do.After)
 
-	failedMounts, err := podhealth.FailedMounts(ctx, r.Events, pods, now)
+	failedMounts, err := lookup.FailedMounts(ctx, r.Events, pods, now)
 	phases = errors.Join(phases, err)
 	problem, again := podhealth.Find(pods, failedMounts, now)
 	if problem == nil {
@@ -302,9 +305,8 @@ func (r *Reconciler) nextInspection(profile *semmoev1.AffinityProfile, o observa
 // act executes an action.
 func (r *Reconciler) act(ctx context.Context, profile *semmoev1.AffinityProfile, o observation, do action) error {
 	for _, job := range o.Attempts.Obsolete {
-		err := r.Delete(ctx, job, client.Preconditions{UID: &job.UID}, client.PropagationPolicy(metav1.DeletePropagationBackground))
-		if client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("failed to delete profiling Job %s: %w", job.Name, err)
+		if err := r.write(ctx, profile, writes.Delete{Object: job}); err != nil {
+			return err
 		}
 	}
 	switch {
@@ -329,10 +331,12 @@ func (r *Reconciler) act(ctx context.Context, profile *semmoev1.AffinityProfile,
 	}
 	// A Job with this name exists if the cache is stale, or while its predecessor is being deleted. Its events trigger
 	// the next reconciliation.
-	if err := r.Create(ctx, job, client.FieldOwner(manager)); err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("failed to create the profiling Job: %w", err)
-	}
-	return nil
+	return r.write(ctx, profile, writes.Create{Object: job})
+}
+
+// write executes writes in order, until one fails.
+func (r *Reconciler) write(ctx context.Context, profile *semmoev1.AffinityProfile, ordered ...writes.Write) error {
+	return apply.Writer{Client: r.Client, Manager: manager, Recorder: r.Recorder}.WriteAll(ctx, profile, ordered)
 }
 
 // end terminates a Job whose engine is dead or whose deployment has changed, and records the reason in an annotation,
@@ -358,7 +362,7 @@ func (r *Reconciler) refusedPods(ctx context.Context, o observation, now time.Ti
 		if job == nil || job.Status.Active > 0 {
 			continue
 		}
-		message, err := podhealth.LastEvent(ctx, r.Events, job, "FailedCreate", now)
+		message, err := lookup.LastEvent(ctx, r.Events, job, "FailedCreate", now)
 		if err != nil {
 			return nil, err
 		}

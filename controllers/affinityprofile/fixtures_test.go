@@ -10,7 +10,6 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/model/checkpoint"
-	recording "github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
@@ -98,6 +97,6 @@ func crashing(j *batchv1.Job, restarts int32) *corev1.Pod {
 func inspected() inspection.State {
 	return inspection.State{
 		Report:  &checkpoint.Report{Family: "qwen3_moe", Layers: 4, MoELayers: []int{1, 2, 3}, Experts: 32, ExpertsPerToken: 4, ModelDigest: "model"},
-		Dataset: &recording.DatasetReport{Digest: "dataset", Requests: 10},
+		Dataset: &inspection.DatasetReport{Digest: "dataset", Requests: 10},
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/kube/jobstate"
@@ -100,7 +100,7 @@ func render(profile *semmoev1.AffinityProfile, to target, attempt int) (*batchv1
 			Volumes: []corev1.Volume{
 				{Name: modelVolume, VolumeSource: profile.Spec.Model.Volume},
 				{Name: temporaryVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
-				access.TokenVolume(),
+				artifact.TokenVolume(),
 			},
 		},
 	}
@@ -178,7 +178,7 @@ func recorder(profile *semmoev1.AffinityProfile, to target, timeout time.Duratio
 		VolumeMounts: slices.Concat([]corev1.VolumeMount{
 			{Name: modelVolume, MountPath: semmoev1.ModelMountPath, ReadOnly: true},
 			{Name: temporaryVolume, MountPath: "/tmp"},
-			access.TokenMount(),
+			artifact.TokenMount(),
 		}, dataset.Mounts),
 	}
 }

@@ -22,6 +22,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/internal/kube/printable"
 	"github.com/semmoe/operator/internal/kube/result"
@@ -153,7 +154,7 @@ func (r *Reconciler) makeLive(ctx context.Context, profile *semmoev1.AffinityPro
 }
 
 // findLive reads the result from the store.
-func (r *Reconciler) findLive(ctx context.Context, store *artifact.Client, profile *semmoev1.AffinityProfile, o *observation) error {
+func (r *Reconciler) findLive(ctx context.Context, store *access.Client, profile *semmoev1.AffinityProfile, o *observation) error {
 	scope := artifact.Scope{Namespace: profile.Namespace, Kind: artifact.Profile, ID: o.ID}
 	digest, err := store.Published(ctx, scope)
 	if errors.Is(err, artifact.ErrNotFound) {
@@ -290,7 +291,7 @@ func (b *cancelledBody) Close() error {
 }
 
 // publishLive makes the profile from the current samples of the routers, and publishes it.
-func (r *Reconciler) publishLive(ctx context.Context, store *artifact.Client, profile, prior *semmoev1.AffinityProfile, routers []*corev1.Pod) error {
+func (r *Reconciler) publishLive(ctx context.Context, store *access.Client, profile, prior *semmoev1.AffinityProfile, routers []*corev1.Pod) error {
 	from := artifact.Scope{Namespace: prior.Namespace, Kind: artifact.Profile, ID: prior.Status.Inputs}
 	manifest, err := recording.FetchManifest(ctx, store, from, artifact.Digest(prior.Status.Result.Digest))
 	if err != nil {

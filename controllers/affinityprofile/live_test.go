@@ -25,6 +25,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/artifact/storetest"
 	recording "github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/internal/profile/counts"
@@ -80,7 +81,7 @@ func (n routers) RoundTrip(request *http.Request) (*http.Response, error) {
 type live struct {
 	t       *testing.T
 	api     client.Client
-	store   *artifact.Client
+	store   *access.Client
 	network routers
 	r       *Reconciler
 }

@@ -8,7 +8,6 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/kube/podtemplate"
@@ -86,7 +85,7 @@ func validateLive(profile *semmoev1.AffinityProfile) *invalidError {
 
 // reserved returns the names that the operator reserves in the pods of profiling Jobs.
 func reserved() podtemplate.Reserved {
-	token := access.TokenVolume().Name
+	token := artifact.TokenVolume().Name
 	return podtemplate.Reserved{
 		Engine: semmoev1.EngineContainer, Managed: []string{profileContainer},
 		Volumes: map[string]string{

@@ -14,6 +14,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/internal/kube/apply"
 	"github.com/semmoe/operator/internal/kube/ownership"
 )
 
@@ -36,7 +37,7 @@ func (r *Reconciler) adopt(ctx context.Context, moed *semmoev1.MoEDeployment) (b
 			return adopted, fmt.Errorf("failed to list children: %w", err)
 		}
 		failed = errors.Join(failed, meta.EachListItem(list, func(item runtime.Object) error {
-			wrote, err := ownership.Adopt(ctx, r.Client, desired.Manager, moed, "MoEDeployment", item.(client.Object))
+			wrote, err := apply.Adopt(ctx, r.Client, desired.Manager, moed, "MoEDeployment", item.(client.Object))
 			adopted = adopted || wrote
 			return err
 		}))

@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/decision"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
@@ -43,30 +44,30 @@ func TestBatchTokensStatus(t *testing.T) {
 			want:   &semmoev1.BatchTokensStatus{Source: "Spec", Sizes: []int32{512}},
 		},
 		"first plan": {
-			plan: func(*semmoev1.PlacementPlan) {}, o: observation{Reports: answered, Steps: counted(decoding)},
+			plan: func(*semmoev1.PlacementPlan) {}, o: observation{Decision: decision.Decision{Reports: answered, Steps: counted(decoding)}},
 			want: &semmoev1.BatchTokensStatus{Source: "Default", Sizes: defaults, Observed: decoding, PrefillMilli: ptr.To[int32](50), ObservedTime: &now},
 		},
 		"plan for observed sizes": {
-			plan: func(p *semmoev1.PlacementPlan) { p.Spec.ObservedBatchTokens = prompts }, o: observation{Reports: answered, Steps: counted(decoding)},
+			plan: func(p *semmoev1.PlacementPlan) { p.Spec.ObservedBatchTokens = prompts }, o: observation{Decision: decision.Decision{Reports: answered, Steps: counted(decoding)}},
 			want: &semmoev1.BatchTokensStatus{Source: "Observed", Sizes: prompts, Observed: decoding, PrefillMilli: ptr.To[int32](50), ObservedTime: &now},
 		},
-		"nearly as reported": {plan: func(*semmoev1.PlacementPlan) {}, previous: reported, o: observation{Reports: answered, Steps: counted(others)}, want: reported},
+		"nearly as reported": {plan: func(*semmoev1.PlacementPlan) {}, previous: reported, o: observation{Decision: decision.Decision{Reports: answered, Steps: counted(others)}}, want: reported},
 		"just reported": {
-			plan: func(*semmoev1.PlacementPlan) {}, o: observation{Reports: answered, Steps: counted(prompts)},
+			plan: func(*semmoev1.PlacementPlan) {}, o: observation{Decision: decision.Decision{Reports: answered, Steps: counted(prompts)}},
 			previous: &semmoev1.BatchTokensStatus{Observed: decoding, ObservedTime: &now},
 			want:     &semmoev1.BatchTokensStatus{Source: "Default", Sizes: defaults, Observed: decoding, ObservedTime: &now},
 		},
 		"moved, plan is held": {
 			plan: func(*semmoev1.PlacementPlan) {}, previous: reported,
-			o: observation{Reports: answered, Steps: counted(decoding), Drift: locality.Assessment{BatchesMoved: true, BatchHold: desired.Finding{Reason: "ReplanCooldown", Message: "until then"}}},
+			o: observation{Decision: decision.Decision{Reports: answered, Steps: counted(decoding), Drift: locality.Assessment{BatchesMoved: true, BatchHold: desired.Finding{Reason: "ReplanCooldown", Message: "until then"}}}},
 			want: &semmoev1.BatchTokensStatus{
 				Source: "Default", Sizes: defaults, Observed: decoding, PrefillMilli: ptr.To[int32](10), ObservedTime: earlier, Reason: "ReplanCooldown",
 			},
 			message: "until then",
 		},
-		"too few": {o: observation{Reports: answered}, want: &semmoev1.BatchTokensStatus{Source: "Default", Sizes: defaults, Reason: "TooFewSteps"}, message: "fewer than 512"},
+		"too few": {o: observation{Decision: decision.Decision{Reports: answered}}, want: &semmoev1.BatchTokensStatus{Source: "Default", Sizes: defaults, Reason: "TooFewSteps"}, message: "fewer than 512"},
 		"unreadable": {
-			previous: reported, o: observation{Reports: answered, Steps: stepsizes.Sum{Pod: "m-0", Pods: 1, Problem: "/metrics answers 404"}},
+			previous: reported, o: observation{Decision: decision.Decision{Reports: answered, Steps: stepsizes.Sum{Pod: "m-0", Pods: 1, Problem: "/metrics answers 404"}}},
 			want:    &semmoev1.BatchTokensStatus{Source: "Default", Sizes: defaults, Reason: "MetricsUnreadable"},
 			message: "The steps of pod m-0 cannot be read: /metrics answers 404. If the metric is off, add --enable-metrics to spec.engine.args; or set spec.rollout.batchTokens",
 		},

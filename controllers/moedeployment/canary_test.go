@@ -2,6 +2,7 @@ package moedeployment
 
 import (
 	"context"
+	"errors"
 	"math"
 	"slices"
 	"strings"
@@ -25,6 +26,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/profile/inspection"
 )
@@ -49,8 +51,8 @@ func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase 
 	candidate := revisions.LayoutOf(plan, semmoev1.RealizationEngineMap)
 	tc := &trialCase{moed: moed, plan: plan, events: events.NewFakeRecorder(16), sampledAfter: time.Minute}
 	tc.o = observation{
-		Inspection: inspection.State{Report: &found}, Revision: revisions.Of(moed, found, nil), CandidateRevision: revisions.Of(moed, found, candidate),
-		Planning: planner.Planning{Plan: plan, Candidate: candidate},
+		Decision:   decision.Decision{Revision: revisions.Of(moed, found, nil), CandidateRevision: revisions.Of(moed, found, candidate), Planning: planner.Planning{Plan: plan, Candidate: candidate}},
+		Inspection: inspection.State{Report: &found},
 	}
 	for i, of := range []struct {
 		revision string
@@ -113,13 +115,23 @@ func (tc *trialCase) timed(minutes int, slower float64) {
 	}
 }
 
-func (tc *trialCase) reconcile(t *testing.T, now time.Time) rolloutState {
+// rolloutOf decides on workloads from an observation.
+func rolloutOf(moed *semmoev1.MoEDeployment, o observation, workloads []*revisions.Workload, now time.Time) decision.Rollout {
+	return decision.DecideRollout(
+		&decision.Snapshot{
+			Snapshot: planner.Snapshot{Now: now, Moed: moed, Report: o.Inspection.Report, Workloads: workloads, Pods: o.Pods},
+			Workers:  o.Workers, Own: revisions.Own{Image: "semmoe:1"},
+		},
+		&o.Decision)
+}
+
+func (tc *trialCase) reconcile(t *testing.T, now time.Time) decision.RolloutState {
 	t.Helper()
-	_, state, err := tc.r.reconcileRevisions(context.Background(), tc.moed, tc.o, tc.workloads, now)
-	if err != nil {
+	moved := rolloutOf(tc.moed, tc.o, tc.workloads, now)
+	if err := errors.Join(moved.Err, tc.r.write(t.Context(), tc.moed, moved.Writes...)); err != nil {
 		t.Fatal(err)
 	}
-	return state
+	return moved.RolloutState
 }
 
 // stored returns the candidate's workload and the plan from the API server.
@@ -253,13 +265,11 @@ func TestCanaryIsMeasured(t *testing.T) {
 			trial.saw(50, 8, 2)
 			trial.timed(9, tc.slower)
 			tc.change(trial)
-			var got *measuredGain
-			if c := trialOf(trial.moed, trial.workloads[0], trial.o, moedtest.Start.Add(10*time.Minute)).Comparison; c.Token == nil {
-				t.Fatalf("%+v", c)
-			} else {
-				got = gainOf(trial.o, c)
+			state := trial.reconcile(t, moedtest.Start.Add(10*time.Minute))
+			got := state.Measured
+			if state.Phase == semmoev1.RolloutPhaseCanary {
+				t.Fatalf("the times are not compared: %+v", state)
 			}
-			trial.reconcile(t, moedtest.Start.Add(10*time.Minute))
 			_, plan := trial.stored(t)
 			text := plan.Annotations[semmoev1.AnnotationMeasured]
 			if name == "slower" {
@@ -292,7 +302,7 @@ func TestGainRatios(t *testing.T) {
 		plan := moedtest.PlanOf("p", "ab", func(p *semmoev1.PlacementPlan) {
 			p.Annotations = map[string]string{semmoev1.AnnotationMeasured: tc.text}
 		})
-		f := figuresOf(observation{Planning: planner.Planning{Promise: plan}}, 0, nil, 0)
+		f := figuresOf(observation{Decision: decision.Decision{Planning: planner.Planning{Promise: plan}}}, 0, nil, 0)
 		got := []float64{f.PredictedOverMeasured, f.PredictedOverMeasuredLow, f.PredictedOverMeasuredHigh}
 		if tc.want == nil && !math.IsNaN(got[0]) || tc.want != nil && !slices.Equal(got, tc.want) {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
@@ -442,7 +452,7 @@ func TestPlansAreKept(t *testing.T) {
 		}
 	}
 	candidate := trial.workloads[0]
-	if _, err := r.act(t.Context(), &observation{}, &decision.Snapshot{Snapshot: planner.Snapshot{Now: moedtest.Start, Moed: trial.moed, Workloads: []*revisions.Workload{candidate}}}, nil); err != nil {
+	if _, err := r.act(t.Context(), &observation{}, &decision.Snapshot{Snapshot: planner.Snapshot{Now: moedtest.Start, Moed: trial.moed, Workloads: []*revisions.Workload{candidate}}}, &decision.Decision{}); err != nil {
 		t.Fatal(err)
 	}
 	ownedBy("while nothing is known", "before", candidate.UID)
@@ -450,61 +460,8 @@ func TestPlansAreKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.scale(t.Context(), trial.moed, made, nil, 1, true); err != nil {
+	if err := r.write(t.Context(), trial.moed, writes.Create{Object: made.Object}, revisions.KeepPlan{Workload: made}); err != nil {
 		t.Fatal(err)
 	}
 	ownedBy("once another is made", "before", candidate.UID, "made")
-}
-
-func TestSampleOf(t *testing.T) {
-	since := moedtest.Start.Add(30 * time.Second)
-	at := func(after time.Duration, change ...func(*lar.Observation)) lar.Observation {
-		o := lar.Observation{Time: moedtest.Start.Add(after), Revision: "r", Count: lar.Count{Activations: lar.Activations{Local: 1, Total: 4}}}
-		for _, c := range change {
-			c(&o)
-		}
-		return o
-	}
-	planned := func(o *lar.Observation) { o.Plan = "d" }
-	scored := func(o *lar.Observation) { o.Plan, o.Forecast = "d", &lar.Forecast{} }
-	other := func(o *lar.Observation) { o.Revision = "s" }
-	minute := lar.ServiceBucket{Start: moedtest.Start.Add(time.Minute), Revisions: map[string]lar.Service{"r": {Requests: 7, Locality: lar.Ratio{Requests: 3}}}}
-	before := lar.ServiceBucket{Start: moedtest.Start, Revisions: map[string]lar.Service{"r": {Requests: 100, Locality: lar.Ratio{Requests: 50}}}}
-	got := sampleOf([]lar.Report{{
-		Observations: []lar.Observation{at(0), at(time.Minute), at(time.Minute, planned), at(time.Minute, scored), at(time.Minute, other)},
-		Service:      []lar.ServiceBucket{before, minute},
-	}}, "r", since)
-	if got.Locality.Requests != 3 || got.Service.Requests != 7 {
-		t.Errorf("%d sampled requests of %d, want those of the whole minute: 3 of 7", got.Locality.Requests, got.Service.Requests)
-	}
-	got = sampleOf([]lar.Report{{Observations: []lar.Observation{at(0), at(time.Minute), at(time.Minute, planned), at(time.Minute, scored), at(time.Minute, other)}}}, "r", since)
-	if got.Locality.Requests != 2 {
-		t.Errorf("%d sampled requests, want the two that were sent as the plan wants it, as far as there is one", got.Locality.Requests)
-	}
-}
-
-// The time of a trial is at least the time that all routers have reached. A single router cannot move it forward.
-func TestTrialTime(t *testing.T) {
-	at := func(minutes ...int) lar.Report {
-		var report lar.Report
-		for _, m := range minutes {
-			report.Observations = append(report.Observations, lar.Observation{Time: moedtest.Start.Add(time.Duration(m) * time.Minute)})
-		}
-		return report
-	}
-	for name, tc := range map[string]struct {
-		reports []lar.Report
-		want    int
-	}{
-		"no router":                  {nil, 0},
-		"no router has samples":      {[]lar.Report{at(), at()}, 0},
-		"the manager is ahead":       {[]lar.Report{at(-9, -5), at(-3)}, 0},
-		"the manager is behind":      {[]lar.Report{at(300, 310), at(), at(305)}, 305},
-		"one router is ahead":        {[]lar.Report{at(-1), at(120)}, 0},
-		"one router has few samples": {[]lar.Report{at(300), at(-20)}, 0},
-	} {
-		if got, want := trialTime(moedtest.Start, tc.reports), moedtest.Start.Add(time.Duration(tc.want)*time.Minute); !got.Equal(want) {
-			t.Errorf("%s: %v, want %v", name, got, want)
-		}
-	}
 }

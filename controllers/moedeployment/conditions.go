@@ -64,8 +64,8 @@ func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) conditions.Verd
 	case moed.Spec.Placement.PlanRef != nil && plan != nil && o.Inspection.Report != nil:
 		plan = cmp.Or(o.Planning.PinnedTables, plan)
 		return conditions.True("Pinned", fmt.Sprintf("spec.placement.planRef pins PlacementPlan %s (%s), which %s", plan.Name, plan.Status.Plan, planner.PlannedText(plan)))
-	case o.unplanned() && o.inService().Plan != nil && o.inService().Plan.Status.PlanDigest != "":
-		plan := o.inService().Plan
+	case o.unplanned() && o.ServingPlanning().Plan != nil && o.ServingPlanning().Plan.Status.PlanDigest != "":
+		plan := o.ServingPlanning().Plan
 		return conditions.True("Planned", fmt.Sprintf("PlacementPlan %s (%s) %s. The current spec has no plan yet", plan.Name, plan.Status.Plan, planner.PlannedText(plan)))
 	case o.Invalid != nil && desired.UsesPlans(moed):
 		return no(reasonSpecInvalid, "The plan waits for a valid spec. See the condition Degraded for the cause")
@@ -98,10 +98,10 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 		return conditions.False(reason, fmt.Sprintf(format, args...))
 	}
 	p := o.Planning
-	former := o.inService().Serving
+	former := o.ServingPlanning().Serving
 	switch {
 	case o.unplanned() && former != nil:
-		return no("NotInService", "Plan %s serves with revision %s; the current spec is not in service. See the conditions Progressing and Degraded for the cause", former.Short(), o.servingRevision())
+		return no("NotInService", "Plan %s serves with revision %s; the current spec is not in service. See the conditions Progressing and Degraded for the cause", former.Short(), o.ServingRevision())
 	case p.Hold.Reason != "":
 		return notYet(p.Hold)
 	case p.Candidate != nil && desired.Paused(moed):
@@ -111,7 +111,7 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 	case p.Candidate != nil:
 		return no(o.Rollout.Reason, "%s", o.Rollout.Message)
 	case p.Serving == nil && former != nil:
-		return no("RollingOut", "Plan %s serves with revision %s until revision %s, which has no plan, is ready", former.Short(), o.servingRevision(), o.Revision)
+		return no("RollingOut", "Plan %s serves with revision %s until revision %s, which has no plan, is ready", former.Short(), o.ServingRevision(), o.Revision)
 	case p.Serving == nil:
 		return no("NoPlan", "There is no plan to roll out")
 	case p.Plan == nil || p.Plan.Status.PlanDigest != p.Serving.Digest:

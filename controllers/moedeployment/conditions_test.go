@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/decision"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
@@ -33,8 +34,7 @@ func TestPlanningConditions(t *testing.T) {
 	plan, other := moedtest.PlanOf("new", "bb", nil), moedtest.PlanOf("old", "aa", nil)
 	pods := []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-r1-1", "r1")}
 	serving := func(p planner.Planning) observation {
-		return observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Settled: true, Pods: pods, Planning: p,
-			Router: &appsv1.Deployment{Status: appsv1.DeploymentStatus{AvailableReplicas: 1}}}
+		return observation{Decision: decision.Decision{Revision: "r1", Planning: p}, Inspection: inspection.State{Report: &found}, Settled: true, Pods: pods, Router: &appsv1.Deployment{Status: appsv1.DeploymentStatus{AvailableReplicas: 1}}}
 	}
 	sampled := func(o observation, a locality.Assessment) observation {
 		o.Drift = a
@@ -78,7 +78,7 @@ func TestPlanningConditions(t *testing.T) {
 func TestUnmeasurableLocality(t *testing.T) {
 	found := moedtest.Report()
 	plan := moedtest.PlanOf("new", "bb", nil)
-	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planner.Planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}
+	o := observation{Decision: decision.Decision{Revision: "r1", Planning: planner.Planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}, Inspection: inspection.State{Report: &found}}
 	moed := moedtest.Deployment(moedtest.EngineOf(semmoev1.EngineTensorRTLLM))
 	o.Drift = assess(t, &Reconciler{}, moed, o.Planning, nil, nil, moedtest.Start)
 	status := statusOf(moed, o, moedtest.Start)
@@ -108,7 +108,7 @@ func TestPausedConditions(t *testing.T) {
 		semmoev1.ConditionPlanned:   {Profile: profile},
 		semmoev1.ConditionRolledOut: {Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan},
 	} {
-		status := statusOf(moed, observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: p}, moedtest.Start)
+		status := statusOf(moed, observation{Decision: decision.Decision{Revision: "r1", Planning: p}, Inspection: inspection.State{Report: &found}}, moedtest.Start)
 		if c := meta.FindStatusCondition(status.Conditions, kind); c.Status != metav1.ConditionFalse || c.Reason != "Paused" {
 			t.Errorf("%s is %s %s (%s), want False Paused", kind, c.Status, c.Reason, c.Message)
 		}
@@ -121,7 +121,7 @@ func TestProfileNotFound(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "nowhere"}}
 	})
-	status := statusOf(moed, observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planner.Planning{ProfileName: "nowhere"}}, moedtest.Start)
+	status := statusOf(moed, observation{Decision: decision.Decision{Revision: "r1", Planning: planner.Planning{ProfileName: "nowhere"}}, Inspection: inspection.State{Report: &found}}, moedtest.Start)
 	for _, kind := range []string{semmoev1.ConditionProfiled, semmoev1.ConditionDegraded} {
 		if c := meta.FindStatusCondition(status.Conditions, kind); c.Reason != "ProfileNotFound" || !strings.Contains(c.Message, `"nowhere"`) {
 			t.Errorf("%s is %s %s (%s)", kind, c.Status, c.Reason, c.Message)
@@ -147,9 +147,9 @@ func TestRolledOutGivesAdviceOnce(t *testing.T) {
 		t.Fatalf("the warnings do not share their advice: %q", warnings)
 	}
 	plan := moedtest.PlanFor400()
-	o := observation{Inspection: inspection.State{Report: &found}, Planning: planner.Planning{
+	o := observation{Decision: decision.Decision{Planning: planner.Planning{
 		Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Warnings: warnings,
-	}}
+	}}, Inspection: inspection.State{Report: &found}}
 	message := rolledOutVerdict(moed, o, true).Message
 	if strings.Count(message, advice) != 1 || !strings.HasPrefix(message, "All replicas serve under plan ab-full, by the engine's expert map. ") {
 		t.Errorf("the message is %q", message)

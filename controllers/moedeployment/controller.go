@@ -40,11 +40,12 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/controllers/storewatch"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/kube/lookup"
 	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/internal/kube/result"
 	"github.com/semmoe/operator/internal/kube/statuscache"
+	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/observation/promquery"
-	"github.com/semmoe/operator/internal/profile/inspection"
 	"github.com/semmoe/operator/internal/router/managerauth"
 )
 
@@ -239,13 +240,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	d, decideErr := r.applyPlans(ctx, s, r.decide(ctx, s))
 	logDecision(ctx, moed, d)
 	o := observationOf(s, d)
-	actAgain, actErr := r.act(ctx, &o, s, d.ReplanWrites)
+	actAgain, actErr := r.act(ctx, &o, s, &d)
 	o.Failure = result.PermanentErrorText(errors.Join(adoptErr, decideErr, actErr))
 	podsAgain, podsErr := r.diagnose(ctx, &o, s)
 
 	status := statusOf(moed, o, s.Now)
-	if decideErr == nil || desired.IsRefused(decideErr) {
-		r.Metrics.Set(request.NamespacedName, figuresOf(o, locality.ReplansLastDay(decision.ReplansOf(moed, o.Planning.Plans), s.Now), status.Rollout, soakOf(moed)))
+	if decideErr == nil || writes.IsRefused(decideErr) {
+		r.Metrics.Set(request.NamespacedName, figuresOf(o, locality.ReplansLastDay(decision.ReplansOf(moed, o.Planning.Plans), s.Now), status.Rollout, desired.Soak(moed)))
 	}
 	if err := errors.Join(adoptErr, decideErr, actErr, podsErr, r.applyStatus(ctx, moed, status)); err != nil {
 		return ctrl.Result{}, err
@@ -309,9 +310,9 @@ func logDecision(ctx context.Context, moed *semmoev1.MoEDeployment, d decision.D
 
 // act applies the decision to the cluster and adds the results to the observation. It returns the delay until it must
 // run again, or zero.
-func (r *Reconciler) act(ctx context.Context, o *observation, s *decision.Snapshot, replan []desired.Write) (time.Duration, error) {
-	moed, now, inspect := s.Moed, s.Now, o.Inspection
-	var changedErr, keptErr, recreationsErr, releasesErr, rolloutErr, childrenErr, replanErr error
+func (r *Reconciler) act(ctx context.Context, o *observation, s *decision.Snapshot, d *decision.Decision) (time.Duration, error) {
+	moed, inspect := s.Moed, o.Inspection
+	var changedErr, keptErr, recreationsErr, releasesErr, childrenErr error
 	var releasesAgain time.Duration
 	if len(inspect.Obsolete) > 0 {
 		var changed bool
@@ -319,22 +320,33 @@ func (r *Reconciler) act(ctx context.Context, o *observation, s *decision.Snapsh
 			inspect.Obsolete = nil // the latest spec may need them
 		}
 	}
-	again, inspectErr := inspection.Reconcile(ctx, r.Client, desired.Manager, inspect, r.nextInspection(moed), now)
+	inspections, again, inspectErr := inspect.Writes(r.nextInspection(moed), s.Now)
+	inspectErr = errors.Join(inspectErr, r.write(ctx, moed, inspections...))
 	if !desired.Paused(moed) { // facts that outlive pods are recorded before replicas move
-		recreationsErr = childobjects.RecordRecreations(ctx, r.Client, s.Workloads, s.Pods, s.Workers, now)
-		releasesAgain, releasesErr = r.releases.Record(ctx, r.Client, r.HTTP, s.Workloads, s.Pods, now)
+		recreationsErr = r.write(ctx, moed, revisions.RecordRecreations(s.Workloads, s.Pods, s.Workers, s.Now)...)
+		var releases []writes.Write
+		releases, releasesAgain = r.releases.Ask(ctx, r.HTTP, s.Workloads, s.Pods, s.Now)
+		releasesErr = r.write(ctx, moed, releases...)
 		for _, workload := range s.Workloads {
-			keptErr = errors.Join(keptErr, childobjects.KeepPlan(ctx, r.Client, workload))
+			keptErr = errors.Join(keptErr, r.write(ctx, moed, revisions.KeepPlan{Workload: workload}))
 		}
 	}
-	o.Settled, o.Rollout, rolloutErr = r.reconcileRevisions(ctx, moed, *o, s.Workloads, now)
+	moved := decision.DecideRollout(s, d)
+	rolloutErr := errors.Join(moved.Err, r.write(ctx, moed, moved.Writes...))
+	o.Rollout, o.Settled = moved.RolloutState, moved.Settled && rolloutErr == nil
 	o.Front, childrenErr = r.front().Reconcile(ctx, moed, front.Engines{Workloads: s.Workloads, Pods: s.Pods})
-	for _, write := range replan {
-		if replanErr = r.writer().Write(ctx, moed, write); replanErr != nil {
-			break
+	replanErr := r.write(ctx, moed, d.ReplanWrites...)
+	return result.ShortestDelay(again, o.Rollout.Again, releasesAgain), errors.Join(changedErr, inspectErr, recreationsErr, releasesErr, keptErr, rolloutErr, childrenErr, replanErr)
+}
+
+// write executes writes in order, until one fails.
+func (r *Reconciler) write(ctx context.Context, moed *semmoev1.MoEDeployment, writes ...writes.Write) error {
+	for _, write := range writes {
+		if err := r.writer().Write(ctx, moed, write); err != nil {
+			return err
 		}
 	}
-	return result.ShortestDelay(again, o.Rollout.Again, releasesAgain), errors.Join(changedErr, inspectErr, recreationsErr, releasesErr, keptErr, rolloutErr, childrenErr, replanErr)
+	return nil
 }
 
 // diagnose determines what prevents pods from serving or from being created. It returns the delay until more can be
@@ -346,7 +358,7 @@ func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed *dec
 	if o.Planning.Hold.Reason == planner.ReasonOutputChanged || o.Revision == "" {
 		pods = slices.DeleteFunc(pods, func(pod *corev1.Pod) bool { _, found := revisions.ChangedOutput(pod); return found })
 	}
-	failedMounts, mountsErr := podhealth.FailedMounts(ctx, r.Live, slices.Concat(pods, observed.RouterPods), now)
+	failedMounts, mountsErr := lookup.FailedMounts(ctx, r.Live, slices.Concat(pods, observed.RouterPods), now)
 	var again, routerAgain time.Duration
 	if o.RouterProblem, routerAgain = podhealth.Find(observed.RouterPods, failedMounts, now); o.RouterProblem == nil {
 		o.RouterProblem = refusedRouter(observed.Router)
@@ -390,7 +402,7 @@ func pollDelay(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 	if o.Invalid != nil && o.Invalid.Reason == revisions.ReasonNoGroups {
 		groups = groupKindPeriod
 	}
-	if decision.PollsRouters(moed, o.servingRevision(), o.inService()) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus && o.servingRevision() != "" {
+	if decision.PollsRouters(moed, o.ServingRevision(), o.ServingPlanning()) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus && o.ServingRevision() != "" {
 		polling = observePeriod
 	}
 	return result.ShortestDelay(pool, groups, polling, hardware)
@@ -441,7 +453,7 @@ func (r *Reconciler) refusedPods(ctx context.Context, observed *decision.Snapsho
 		owners = append(owners, job)
 	}
 	for _, owner := range owners {
-		message, err := podhealth.LastEvent(ctx, r.Live, owner, "FailedCreate", observed.Now)
+		message, err := lookup.LastEvent(ctx, r.Live, owner, "FailedCreate", observed.Now)
 		if err != nil {
 			return nil, err
 		}

@@ -2,7 +2,7 @@
 // checkpoint, creates one workload per revision, moves replicas between revisions, and reports the status. Its parts
 // are packages. Decisions: decision (from one snapshot), planner (the plan to serve under), locality (traffic compared to
 // the plan), revisions (workloads), desired (shared helpers). Reads and writes: plans, traffic, childobjects, and front
-// (objects in front of the engines). Start at Reconciler.Reconcile and decision.Decide.
+// (objects in front of the engines). Start at Reconciler.Reconcile, decision.Decide and decision.DecideRollout.
 //
 // Invariants:
 //   - Every decision is based on observed objects. Status is write-only: clearing it changes no decision.

@@ -18,8 +18,10 @@ import (
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/decision"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
@@ -27,13 +29,13 @@ import (
 // regardless of its status, and only according to the latest spec.
 func TestGroupsAreScaled(t *testing.T) {
 	moed, found := moedtest.Deployment(moedtest.TwoPods), moedtest.Report()
-	o := observation{Inspection: inspection.State{Report: &found}, Revision: revisions.Of(moed, found, nil)}
+	o := observation{Decision: decision.Decision{Revision: revisions.Of(moed, found, nil)}, Inspection: inspection.State{Report: &found}}
 	c := moedtest.Cluster(t, moed.DeepCopy())
 	r := &Reconciler{Client: c, Live: c, Recorder: events.NewFakeRecorder(16), Image: "semmoe:1"}
 	reconcile := func(workloads ...*revisions.Workload) {
 		t.Helper()
-		if _, _, err := r.reconcileRevisions(context.Background(), moed, o, workloads, moedtest.Start); err != nil {
-			t.Fatal(err)
+		if moved := rolloutOf(moed, o, workloads, moedtest.Start); moved.Err != nil || r.write(t.Context(), moed, moved.Writes...) != nil {
+			t.Fatalf("failed to write %+v", moved)
 		}
 	}
 	read := func(name string) (*revisions.Workload, error) {
@@ -83,16 +85,10 @@ func TestGroupsAreScaled(t *testing.T) {
 	}
 
 	unknown := observation{Inspection: o.Inspection} // for example while a checkpoint is inspected again
-	empty := old.DeepCopy()
-	empty.ResourceVersion = ""
-	if err := c.Create(context.Background(), empty); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := r.reconcileRevisions(context.Background(), moed, unknown, []*revisions.Workload{revisions.LeaderWorkerSet(empty)}, moedtest.Start); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := read("m-old"); err != nil {
-		t.Errorf("the only workload that identifies the serving revision was deleted: %v", err)
+	for _, write := range rolloutOf(moed, unknown, []*revisions.Workload{revisions.LeaderWorkerSet(old)}, moedtest.Start).Writes {
+		if _, deleted := write.(writes.Delete); deleted {
+			t.Error("the only workload that identifies the serving revision is deleted")
+		}
 	}
 
 	moed.Spec.Replicas = ptr.To[int32](5)

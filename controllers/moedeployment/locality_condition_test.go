@@ -384,9 +384,9 @@ func TestMetrics(t *testing.T) {
 	registry.MustRegister(m)
 	inUse := moedtest.PlanFor400()
 	m.Set(types.NamespacedName{Namespace: "ns", Name: "a"}, figuresOf(observation{
-		Observed: sampledOf(300), Enough: true, Planning: planner.Planning{Serving: revisions.LayoutOf(inUse, semmoev1.RealizationEngineMap), Promise: inUse},
-		Rollout: rolloutState{Measured: &measuredGain{PredictedMicros: 300, SavedMicros: 200, SavedLowMicros: 100, SavedHighMicros: 300}},
-		Drift:   locality.Assessment{Tested: true, Statistic: 1.5, Threshold: 1, Plan: inUse, Promise: *inUse.Status.Forecast},
+		Decision: decision.Decision{Observed: sampledOf(300), Planning: planner.Planning{Serving: revisions.LayoutOf(inUse, semmoev1.RealizationEngineMap), Promise: inUse}, Drift: locality.Assessment{Tested: true, Statistic: 1.5, Threshold: 1, Plan: inUse, Promise: *inUse.Status.Forecast}},
+		Enough:   true,
+		Rollout:  decision.RolloutState{Measured: &decision.MeasuredGain{PredictedMicros: 300, SavedMicros: 200, SavedLowMicros: 100, SavedHighMicros: 300}},
 	}, 2, &semmoev1.RolloutStatus{Phase: semmoev1.RolloutPhaseCanary, Since: metav1.NewTime(moedtest.Start)}, 5*time.Minute))
 	m.Set(types.NamespacedName{Namespace: "ns", Name: "b"}, figuresOf(observation{}, 0, nil, 5*time.Minute))
 	metricsdoc.Check(t, "../../docs/metrics.md", "MoEDeployments", registry)
@@ -431,7 +431,7 @@ func TestMetrics(t *testing.T) {
 // conflict.
 func TestLocalitySurvivesErrors(t *testing.T) {
 	found := moedtest.Report()
-	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Drift: locality.Assessment{Status: locality.Drifted, Reason: "Drifted", Tested: true, Statistic: 2, Threshold: 1, Since: moedtest.Start}}
+	o := observation{Decision: decision.Decision{Revision: "r1", Drift: locality.Assessment{Status: locality.Drifted, Reason: "Drifted", Tested: true, Statistic: 2, Threshold: 1, Since: moedtest.Start}}, Inspection: inspection.State{Report: &found}}
 	moed := moedtest.Deployment()
 	moed.Status = statusOf(moed, o, moedtest.Start)
 	o.Drift = locality.Assessment{}

@@ -20,7 +20,7 @@ const (
 
 // forecast returns the forecast of the plan in use, or of the newest plan if none is in use; nil if neither has one.
 func (o observation) forecast() *semmoev1.PlanForecast {
-	if plan := cmp.Or(o.inService().Promise, o.inService().Plan, o.Planning.Plan); plan != nil {
+	if plan := cmp.Or(o.ServingPlanning().Promise, o.ServingPlanning().Plan, o.Planning.Plan); plan != nil {
 		return plan.Status.Forecast
 	}
 	return nil
@@ -33,7 +33,7 @@ func larStatus(previous *semmoev1.LARStatus, o observation, observes bool, now t
 	if forecast := o.forecast(); forecast != nil {
 		lar.BaselineMilli = &forecast.BaselineMilli
 		lar.BaselineSummary = forecast.BaselineSummary
-		if o.inService().Promise != nil {
+		if o.ServingPlanning().Promise != nil {
 			lar.PredictedMilli = &forecast.LARMilli
 		}
 	}
@@ -60,13 +60,13 @@ func observeInto(lar, previous *semmoev1.LARStatus, o observation, now time.Time
 	known := previous != nil && previous.ObservedMilli != nil
 	observed, source, enough := o.Observed.Activations()
 	if !enough {
-		if known && previous.ObservedRevision == o.servingRevision() {
+		if known && previous.ObservedRevision == o.ServingRevision() {
 			keep()
 		}
 		return
 	}
 	milli := int32(1000 * observed.Local / observed.Total)
-	if known && previous.ObservedRevision == o.servingRevision() {
+	if known && previous.ObservedRevision == o.ServingRevision() {
 		change := milli - *previous.ObservedMilli
 		if previous.Source == source && max(change, -change) < larStep || justReported(previous.ObservedTime, now) {
 			keep()
@@ -74,7 +74,7 @@ func observeInto(lar, previous *semmoev1.LARStatus, o observation, now time.Time
 		}
 	}
 	lar.ObservedMilli, lar.ObservedTime = &milli, new(metav1.NewTime(now.Truncate(time.Second)))
-	lar.ObservedRevision, lar.Summary, lar.Source = o.servingRevision(), desired.Percent(milli), source
+	lar.ObservedRevision, lar.Summary, lar.Source = o.ServingRevision(), desired.Percent(milli), source
 }
 
 // captureStatus adds the capture overhead to the reported routing while requests are sampled. The overhead keeps the

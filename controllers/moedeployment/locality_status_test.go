@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/decision"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
@@ -58,7 +59,7 @@ func TestLARStatus(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			o := observation{Revision: "r1", Observed: sampledOf(tc.local)}
+			o := observation{Decision: decision.Decision{Revision: "r1", Observed: sampledOf(tc.local)}}
 			if o.Observed.Engine = tc.engine; tc.few {
 				o.Observed.Sketch.Overall.Requests--
 			}
@@ -73,11 +74,11 @@ func TestLARStatus(t *testing.T) {
 // The plan's prediction is reported next to the observed rate only while the plan is in service.
 func TestLARStatusShowsThePlan(t *testing.T) {
 	plan := moedtest.PlanOf("m-1", "ab", nil)
-	ready := larStatus(nil, observation{Planning: planner.Planning{Plan: plan}}, true, moedtest.Start)
+	ready := larStatus(nil, observation{Decision: decision.Decision{Planning: planner.Planning{Plan: plan}}}, true, moedtest.Start)
 	if ready == nil || *ready.BaselineMilli != 250 || ready.PredictedMilli != nil {
 		t.Errorf("a plan that is not in service gives %+v, want only its baseline", ready)
 	}
-	serving := larStatus(nil, observation{Planning: planner.Planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}, true, moedtest.Start)
+	serving := larStatus(nil, observation{Decision: decision.Decision{Planning: planner.Planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}}, true, moedtest.Start)
 	if serving == nil || *serving.BaselineMilli != 250 || *serving.PredictedMilli != 400 {
 		t.Errorf("a plan in service gives %+v, want baseline and promise", serving)
 	}
@@ -133,7 +134,7 @@ func TestCaptureStatus(t *testing.T) {
 		"nothing is sampled": {nil, at(50, 0), costOf(1.5, 100), true, time.Hour, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := captureStatus(tc.routing, tc.previous, observation{Observed: tc.reported}, !tc.off, moedtest.Start.Add(tc.after))
+			got := captureStatus(tc.routing, tc.previous, observation{Decision: decision.Decision{Observed: tc.reported}}, !tc.off, moedtest.Start.Add(tc.after))
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("routing (-want +got):\n%s", diff)
 			}

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/decision"
 )
 
 // Figures are the values of the metrics of one MoEDeployment. Unknown values are NaN (zero for times) and have no
@@ -35,10 +36,10 @@ func figuresOf(o observation, replans int, rollout *semmoev1.RolloutStatus, soak
 	}
 	gain := o.Rollout.Measured
 	if gain == nil {
-		gain = recordedGain(o.Planning.Plan, o.inService().Promise)
+		gain = decision.RecordedGain(o.Planning.Plan, o.ServingPlanning().Promise)
 	}
 	if gain != nil {
-		f.PredictedOverMeasured, f.PredictedOverMeasuredLow, f.PredictedOverMeasuredHigh = gain.ratios()
+		f.PredictedOverMeasured, f.PredictedOverMeasuredLow, f.PredictedOverMeasuredHigh = gain.Ratios()
 	}
 	if o.Drift.Tested {
 		f.Statistic, f.Threshold = o.Drift.Statistic, o.Drift.Threshold
@@ -46,7 +47,7 @@ func figuresOf(o observation, replans int, rollout *semmoev1.RolloutStatus, soak
 	if observed, _, enough := o.Observed.Activations(); enough {
 		f.Observed = observed.Rate()
 	}
-	if plan := o.Drift.Plan; plan != nil && o.inService().Serving != nil {
+	if plan := o.Drift.Plan; plan != nil && o.ServingPlanning().Serving != nil {
 		f.PlanCreated = plan.CreationTimestamp.Time
 	}
 	if o.Drift.Promise.LARMilli > 0 {

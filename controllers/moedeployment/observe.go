@@ -31,6 +31,7 @@ func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) 
 		return nil, err
 	}
 	observed.Inspection = inspection.Observe(inspectionInputs(moed).Hash(), observed.Jobs, observed.InspectPods)
+	observed.Own, observed.OwnUnread = r.own(ctx, moed)
 	if desired.UsesPlans(moed) {
 		observed.StoreFailure = r.StoreWatch.Failure()
 	}

@@ -39,7 +39,7 @@ func rankShares(tokens map[int]int64, ranks int32) []semmoev1.RankShare {
 // routingStatus returns the reported distribution over ranks. It keeps the previous report until a share differs by a
 // step and one minute has passed.
 func routingStatus(previous *semmoev1.RoutingStatus, o observation, ranks int32, observes bool, now time.Time) *semmoev1.RoutingStatus {
-	known := previous != nil && previous.ObservedTime != nil && previous.ObservedRevision == o.servingRevision()
+	known := previous != nil && previous.ObservedTime != nil && previous.ObservedRevision == o.ServingRevision()
 	shares := rankShares(o.RankTokens, ranks)
 	switch {
 	case !observes:
@@ -52,7 +52,7 @@ func routingStatus(previous *semmoev1.RoutingStatus, o observation, ranks int32,
 	case known && (!sharesMoved(previous.Ranks, shares) || justReported(previous.ObservedTime, now)):
 		return previous
 	}
-	return &semmoev1.RoutingStatus{Ranks: shares, ObservedTime: new(metav1.NewTime(now.Truncate(time.Second))), ObservedRevision: o.servingRevision()}
+	return &semmoev1.RoutingStatus{Ranks: shares, ObservedTime: new(metav1.NewTime(now.Truncate(time.Second))), ObservedRevision: o.ServingRevision()}
 }
 
 // sharesMoved reports whether the share of a rank differs by a step, or whether the set of ranks changed.

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/decision"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
@@ -104,7 +105,7 @@ func TestRoutingStatus(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			ranks := max(tc.ranks, 2)
-			got := routingStatus(tc.previous, observation{Revision: "r1", RankTokens: tc.tokens, Enough: !tc.few}, ranks, !tc.off, moedtest.Start.Add(tc.after))
+			got := routingStatus(tc.previous, observation{Decision: decision.Decision{Revision: "r1"}, RankTokens: tc.tokens, Enough: !tc.few}, ranks, !tc.off, moedtest.Start.Add(tc.after))
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("routing (-want +got):\n%s", diff)
 			}

@@ -25,70 +25,45 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/decision"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/front"
-	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
-	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/kube/conditionevents"
 	"github.com/semmoe/operator/internal/kube/conditions"
 	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/internal/kube/printable"
-	"github.com/semmoe/operator/internal/observation/lar"
-	"github.com/semmoe/operator/internal/observation/stepsizes"
 	"github.com/semmoe/operator/internal/profile/inspection"
+	"github.com/semmoe/operator/internal/rollout"
 )
 
 // observation contains everything that the status is computed from.
 type observation struct {
-	// Invalid is an error in the spec.
-	Invalid *revisions.InvalidError
+	// Decision is what the MoEDeployment needs, and the traffic that it was decided from.
+	decision.Decision
+	// Enough reports whether the observed traffic suffices. RankTokens is the number of sampled tokens per rank.
+	Enough     bool
+	RankTokens map[int]int64
+
 	// Inspection is the state of the model's inspection.
 	Inspection inspection.State
-	// Revision is the desired revision; empty if unknown.
-	Revision string
-	// Serving is the workload that serves requests if it is not of Revision, else nil. InService describes its plan.
-	Serving   *revisions.Workload
-	InService planner.Planning
-	// Ranks is the number of ranks of the serving workload; 0 if requests have no rank, or nothing has been started.
-	Ranks int32
-	// Release is the release that the serving engine reported.
-	Release engine.Release
-	// Undecided reports that an error prevented the decision. The last report of the revision and of plans is kept.
-	Undecided bool
-	// CandidateRevision is the revision on trial, or empty.
-	CandidateRevision string
-	// Settled reports whether all desired replicas are of Revision.
-	Settled bool
-	// Rollout is the state of the candidate, or of a failed candidate that is rolling back.
-	Rollout rolloutState
 	// Pods are the engine pods that serve requests; Workers are the other pods of their replicas.
 	Pods, Workers []*corev1.Pod
 	// Router is the Deployment of the request router, or nil.
 	Router *appsv1.Deployment
-	// Planning is the state of profiles and plans.
-	Planning planner.Planning
-	// Replan is the state of the plan for a drift; its zero value if none is being made.
-	Replan desired.Finding
-	// Reports are the reports of the routers; Steps are the engine steps in them.
-	Reports []lar.Report
-	Steps   stepsizes.Sum
-	// Observed is the traffic that routers sampled of the revision. Enough reports whether the sample suffices.
-	Observed locality.Traffic
-	Enough   bool
-	// Drift compares the traffic to the plan in service. It has its zero value if an error prevented the evaluation;
-	// the last report is then kept.
-	Drift locality.Assessment
-	// RankTokens is the number of sampled tokens per rank.
-	RankTokens map[int]int64
+	// StoreFailure is why the artifact store does not answer; empty if it does, or if no plan is needed.
+	StoreFailure string
+
+	// Settled reports whether all desired replicas are of Revision.
+	Settled bool
+	// Rollout is the state of the candidate, or of a failed candidate that is rolling back.
+	Rollout decision.RolloutState
 	// Front reports what prevents requests from reaching the engines or their ranks.
 	Front front.State
+
 	// Problem is what prevents an engine pod from serving, or an inspection pod from running.
 	Problem *podhealth.Problem
 	// RouterProblem is what prevents a request router pod from serving.
 	RouterProblem *podhealth.Problem
-	// StoreFailure is why the artifact store does not answer; empty if it does, or if no plan is needed.
-	StoreFailure string
 	// Failure is an error of a phase of the reconciliation that a retry does not fix.
 	Failure string
 }
@@ -96,27 +71,9 @@ type observation struct {
 // observationOf returns what is known after a decision.
 func observationOf(s *decision.Snapshot, d decision.Decision) observation {
 	return observation{
-		Pods: s.Pods, Workers: s.Workers, Router: s.Router, StoreFailure: s.StoreFailure, Inspection: s.Inspection,
-		Invalid: d.Invalid, Undecided: d.Undecided, Revision: d.Revision, CandidateRevision: d.CandidateRevision, Planning: d.Planning,
-		Serving: d.Serving, InService: d.InService, Ranks: d.Ranks, Release: d.Release, Reports: d.Reports, Steps: d.Steps,
-		Observed: d.Observed, RankTokens: d.Observed.RankLoads(), Enough: d.Observed.Enough(), Drift: d.Drift, Replan: d.Replan,
+		Decision: d, Enough: d.Observed.Enough(), RankTokens: d.Observed.RankLoads(),
+		Inspection: s.Inspection, Pods: s.Pods, Workers: s.Workers, Router: s.Router, StoreFailure: s.StoreFailure,
 	}
-}
-
-// servingRevision returns the revision that serves requests, or "" if unknown.
-func (o observation) servingRevision() string {
-	if o.Serving != nil {
-		return o.Serving.Labels[semmoev1.LabelRevision]
-	}
-	return o.Revision
-}
-
-// inService returns the planning state of the serving workload.
-func (o observation) inService() planner.Planning {
-	if o.Serving != nil {
-		return o.InService
-	}
-	return o.Planning
 }
 
 // unplanned reports whether the plan for the spec is unknown, because the spec is invalid or the model is not inspected
@@ -129,7 +86,7 @@ func (o observation) unplanned() bool {
 // while the former is unknown.
 func (o observation) described() planner.Planning {
 	if o.unplanned() {
-		return o.inService()
+		return o.ServingPlanning()
 	}
 	return o.Planning
 }
@@ -156,7 +113,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		Model:              o.Inspection.Model(),
 		Revision:           o.Revision,
 		Profile:            nameInStatus(o.described().ProfileName),
-		PlanDigest:         shortDigest(o.inService().Serving),
+		PlanDigest:         shortDigest(o.ServingPlanning().Serving),
 		Rollout:            rolloutStatus(moed.Status.Rollout, o, now),
 		LAR:                larStatus(moed.Status.LAR, o, desired.Observes(moed), now),
 		Drift:              driftStatus(moed.Status.Drift, o.Drift, now),
@@ -165,7 +122,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	if o.Front.ServiceTaken == "" {
 		status.Endpoint = fmt.Sprintf("http://%s.%s.svc:%d", moed.Name, moed.Namespace, semmoev1.ServicePort)
 	}
-	if revision := o.servingRevision(); revision != "" {
+	if revision := o.ServingRevision(); revision != "" {
 		status.Serving = &semmoev1.ServingStatus{Revision: revision, Ranks: o.Ranks, EngineRelease: o.Release.String()}
 	}
 	if plan := cmp.Or(o.described().Plan, o.described().Promise); plan != nil {
@@ -191,7 +148,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		}
 	}
 	status.Summary = fmt.Sprintf("%d/%d", status.ReadyReplicas, *moed.Spec.Replicas)
-	status.Reshuffle = reshuffleStatus(o.Pods, o.servingRevision())
+	status.Reshuffle = reshuffleStatus(o.Pods, o.ServingRevision())
 	set := func(kind string, v conditions.Verdict) {
 		conditions.Set(&status.Conditions, kind, v, moed.Generation, now)
 	}
@@ -353,7 +310,7 @@ func progressingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 		return conditions.False("Complete", fmt.Sprintf("All %d replicas are of revision %s", *moed.Spec.Replicas, o.Revision))
 	case o.Inspection.Report == nil:
 		return conditions.True("InspectingModel", "The checkpoint is being inspected")
-	case o.Rollout.Reason == reasonInconclusive:
+	case o.Rollout.Reason == rollout.ReasonInconclusive:
 		return conditions.False(o.Rollout.Reason, o.Rollout.Message)
 	case o.Rollout.Phase != "":
 		return conditions.True(string(o.Rollout.Phase), o.Rollout.Message)
@@ -364,7 +321,7 @@ func progressingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 	}
 }
 
-func stalledVerdict(fault *conditions.Fault, rollout rolloutState) conditions.Verdict {
+func stalledVerdict(fault *conditions.Fault, rollout decision.RolloutState) conditions.Verdict {
 	if rollout.Held && (fault == nil || !fault.Stalls) {
 		return conditions.True(rollout.Reason, rollout.Message)
 	}
@@ -402,6 +359,21 @@ func trialInProgress(o observation, status semmoev1.MoEDeploymentStatus, finishe
 		return finished || status.UpdatedReplicas > 0 && !slices.ContainsFunc(o.Pods, older)
 	}
 	return false
+}
+
+// rolloutStatus reports the rollout of a new plan. It uses the previous report only for the start time of the phase.
+func rolloutStatus(previous *semmoev1.RolloutStatus, o observation, now time.Time) *semmoev1.RolloutStatus {
+	if o.Rollout.Phase == "" {
+		return nil
+	}
+	status := &semmoev1.RolloutStatus{
+		Phase: o.Rollout.Phase, Since: metav1.NewTime(now.Truncate(time.Second)), StableRevision: o.Revision,
+		CandidateRevision: o.Rollout.Candidate, CandidatePlan: o.Rollout.Plan, Message: printable.Line(o.Rollout.Message, 1024),
+	}
+	if previous != nil && previous.Phase == status.Phase && previous.CandidateRevision == status.CandidateRevision {
+		status.Since = previous.Since
+	}
+	return status
 }
 
 // applyStatus writes the status if it differs from the recorded one, and records events for condition transitions.

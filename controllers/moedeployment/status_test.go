@@ -57,121 +57,118 @@ func TestStatus(t *testing.T) {
 			summary: "0/2",
 		},
 		"in service": {
-			o:       observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router},
+			o:       observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Pods: two, Router: router},
 			want:    map[string]string{"Ready": "True Serving", "Progressing": "False Complete", "Degraded": "False AsExpected", "Reconciling": "False Complete"},
 			summary: "2/2", message: "2 of 2 replicas serve at http://m.ns.svc:8000",
 		},
 		"one of two still loads: enough": {
-			o:       observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: []*corev1.Pod{two[0], moedtest.Pod("m-r1-1", "r1", moedtest.Unready)}, Router: router},
+			o:       observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Pods: []*corev1.Pod{two[0], moedtest.Pod("m-r1-1", "r1", moedtest.Unready)}, Router: router},
 			want:    map[string]string{"Ready": "True Serving", "Progressing": "True WaitingForReplicas", "Reconciling": "True InProgress"},
 			summary: "1/2",
 		},
 		"no router yet": {
-			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two},
+			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Pods: two},
 			want: map[string]string{"Ready": "False RouterNotReady"}, summary: "2/2",
 		},
 		"ranks are ignored": {
-			o: observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, Reports: []lar.Report{
+			o: observation{Decision: decision.Decision{Revision: "r1", Reports: []lar.Report{
 				{IgnoredRanks: []lar.IgnoredRank{{Revision: "r1", Route: "/generate", Pods: 1}}},
 				{IgnoredRanks: []lar.IgnoredRank{{Revision: "r0", Route: "/generate", Pods: 1}, {Revision: "r1", Route: "/generate", Pods: 2}, {Revision: "r1", Route: "/v1/completions", Pods: 1}}},
-			}},
+			}}, Inspection: inspected, Settled: true, Pods: two, Router: router},
 			want:    map[string]string{"Ready": "True Serving", "Degraded": "True RanksIgnored", "Stalled": "False NotStalled", "Reconciling": "False Complete"},
 			summary: "2/2", message: "2 of 2 replicas serve",
 		},
 		"ranks are ignored, and another replica loads": {
-			o: observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: []*corev1.Pod{moedtest.Pod("m-r1-1", "r1", moedtest.Unready)}, Router: router,
-				Reports: []lar.Report{{IgnoredRanks: []lar.IgnoredRank{{Revision: "r0", Route: "/generate", Pods: 1}}}}},
+			o:    observation{Decision: decision.Decision{Revision: "r1", Reports: []lar.Report{{IgnoredRanks: []lar.IgnoredRank{{Revision: "r0", Route: "/generate", Pods: 1}}}}}, Inspection: inspected, Settled: true, Pods: []*corev1.Pod{moedtest.Pod("m-r1-1", "r1", moedtest.Unready)}, Router: router},
 			want: map[string]string{"Ready": "False WaitingForReplicas", "Degraded": "True RanksIgnored"}, summary: "0/2",
 		},
 		"tied embeddings": {
-			o:    observation{Inspection: tied, Revision: "r1", Settled: true, Pods: two, Router: router},
+			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: tied, Settled: true, Pods: two, Router: router},
 			want: map[string]string{"Ready": "True Serving", "Progressing": "False Complete", "Degraded": "True TiedEmbeddings", "Stalled": "False NotStalled", "Reconciling": "False Complete"}, summary: "2/2",
 		},
 		"tied embeddings, and nothing serves yet": {
-			o:    observation{Inspection: tied, Revision: "r1", Settled: true, Router: router},
+			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: tied, Settled: true, Router: router},
 			want: map[string]string{"Ready": "False WaitingForReplicas", "Degraded": "True TiedEmbeddings", "Stalled": "False NotStalled"}, summary: "0/2",
 		},
 		"tied embeddings, and another engine by its own command": {
 			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Command = []string{"/semmoe-refengine"} },
-			o:      observation{Inspection: tied, Revision: "r1", Settled: true, Pods: two, Router: router},
+			o:      observation{Decision: decision.Decision{Revision: "r1"}, Inspection: tied, Settled: true, Pods: two, Router: router},
 			want:   map[string]string{"Ready": "True Serving", "Degraded": "False AsExpected"}, summary: "2/2",
 		},
 		"tied embeddings, and a script around the engine": {
 			Change: func(m *semmoev1.MoEDeployment) {
 				m.Spec.Engine.Command = []string{"sh", "-c", "exec python3 -m sglang.launch_server \"$@\""}
 			},
-			o:    observation{Inspection: tied, Revision: "r1", Settled: true, Pods: two, Router: router},
+			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: tied, Settled: true, Pods: two, Router: router},
 			want: map[string]string{"Degraded": "True TiedEmbeddings"}, summary: "2/2",
 		},
 		"tied embeddings, and vLLM": {
 			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Type = semmoev1.EngineVLLM },
-			o:      observation{Inspection: tied, Revision: "r1", Settled: true, Pods: two, Router: router},
+			o:      observation{Decision: decision.Decision{Revision: "r1"}, Inspection: tied, Settled: true, Pods: two, Router: router},
 			want:   map[string]string{"Ready": "True Serving", "Degraded": "False AsExpected"}, summary: "2/2",
 		},
 		"tied embeddings, and a pod with a problem": {
-			o:    observation{Inspection: tied, Revision: "r1", Settled: true, Pods: two, Router: router, Problem: &podhealth.Problem{Reason: "NodeLost", Message: "lost"}},
+			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: tied, Settled: true, Pods: two, Router: router, Problem: &podhealth.Problem{Reason: "NodeLost", Message: "lost"}},
 			want: map[string]string{"Degraded": "True NodeLost"}, summary: "2/2",
 		},
 		"no router can be scheduled": {
-			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: &appsv1.Deployment{}, RouterProblem: noNode},
+			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Pods: two, Router: &appsv1.Deployment{}, RouterProblem: noNode},
 			want: map[string]string{"Ready": "False Unschedulable", "Degraded": "True Unschedulable", "Stalled": "False NotStalled"}, summary: "2/2",
 			message: "2 of 2 replicas serve, but no request router is available: 0/1 nodes are available",
 		},
 		"no router can be scheduled, and an engine has another problem": {
-			o: observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: &appsv1.Deployment{}, RouterProblem: noNode,
-				Problem: &podhealth.Problem{Reason: "NodeLost", Message: "lost"}},
+			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Pods: two, Router: &appsv1.Deployment{}, RouterProblem: noNode, Problem: &podhealth.Problem{Reason: "NodeLost", Message: "lost"}},
 			want: map[string]string{"Ready": "False Unschedulable", "Degraded": "True NodeLost"}, summary: "2/2", message: "0/1 nodes are available",
 		},
 		"one of two routers cannot be scheduled": {
-			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, RouterProblem: noNode},
+			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Pods: two, Router: router, RouterProblem: noNode},
 			want: map[string]string{"Ready": "True Serving", "Degraded": "True Unschedulable"}, summary: "2/2",
 		},
 		"neither engines nor routers can be scheduled": {
-			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Router: &appsv1.Deployment{}, RouterProblem: noNode},
+			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Router: &appsv1.Deployment{}, RouterProblem: noNode},
 			want: map[string]string{"Ready": "False Unschedulable", "Degraded": "True Unschedulable"}, summary: "0/2", message: "0/1 nodes are available",
 		},
 		"the store is unavailable": {
-			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, StoreFailure: "connection refused"},
+			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Pods: two, Router: router, StoreFailure: "connection refused"},
 			want: map[string]string{"Ready": "True Serving", "Degraded": "True StoreUnavailable", "Stalled": "False NotStalled"}, summary: "2/2",
 		},
 		"routers are deleted, none wanted": {
 			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone },
-			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, RouterProblem: noNode},
+			o:      observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Pods: two, RouterProblem: noNode},
 			want:   map[string]string{"Ready": "True Serving", "Degraded": "False AsExpected"}, summary: "2/2",
 		},
 		"no router wanted": {
 			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone },
-			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two},
+			o:      observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Pods: two},
 			want:   map[string]string{"Ready": "True Serving"}, summary: "2/2",
 		},
 		"no kind InferencePool: it serves all the same": {
 			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker },
-			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, Front: front.State{PoolKindMissing: true}},
+			o:      observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Pods: two, Router: router, Front: front.State{PoolKindMissing: true}},
 			want: map[string]string{"Ready": "True Serving", "Progressing": "False Complete", "Degraded": "True InferencePoolMissing", "Stalled": "False NotStalled",
 				"Reconciling": "False Complete"},
 			summary: "2/2",
 		},
 		"its Service has another owner": {
-			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, Failure: "reconcile Service: taken", Front: front.State{ServiceTaken: "taken"}},
+			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Pods: two, Router: router, Failure: "reconcile Service: taken", Front: front.State{ServiceTaken: "taken"}},
 			want: map[string]string{"Ready": "False ReconcileFailed", "Degraded": "True ReconcileFailed"}, summary: "2/2", message: "2 of 2 replicas are ready, but requests to the Service m do not reach them: taken", unreached: true,
 		},
 		"its Service has another owner, and a pod has a problem": {
-			o: observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, Front: front.State{ServiceTaken: "taken"},
-				Problem: &podhealth.Problem{Reason: "NodeLost", Message: "lost"}},
+			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Pods: two, Router: router, Front: front.State{ServiceTaken: "taken"}, Problem: &podhealth.Problem{Reason: "NodeLost", Message: "lost"}},
 			want: map[string]string{"Ready": "False ReconcileFailed", "Degraded": "True NodeLost"}, summary: "2/2", message: "taken", unreached: true,
 		},
 		"its Service has another owner, and nothing serves": {
 			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](0) },
-			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Router: router, Failure: "reconcile Service: taken", Front: front.State{ServiceTaken: "taken"}},
+			o:      observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Router: router, Failure: "reconcile Service: taken", Front: front.State{ServiceTaken: "taken"}},
 			want:   map[string]string{"Ready": "False ReconcileFailed"}, summary: "0/0", message: "taken", unreached: true,
 		},
 		"no endpoint picker yet": {
 			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker },
-			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two},
+			o:      observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Pods: two},
 			want:   map[string]string{"Ready": "False RouterNotReady"}, summary: "2/2",
 		},
 		"rolling": {
-			o:       observation{Inspection: inspected, Revision: "r2", Pods: []*corev1.Pod{two[0], moedtest.Pod("m-r2-0", "r2", moedtest.Unready)}, Router: router},
+			o:       observation{Decision: decision.Decision{Revision: "r2"}, Inspection: inspected, Pods: []*corev1.Pod{two[0], moedtest.Pod("m-r2-0", "r2", moedtest.Unready)}, Router: router},
 			want:    map[string]string{"Ready": "True Serving", "Progressing": "True RollingOut", "Reconciling": "True InProgress"},
 			summary: "1/2",
 		},
@@ -182,7 +179,7 @@ func TestStatus(t *testing.T) {
 			summary: "0/2", message: "shard x is cut off",
 		},
 		"a broken change while the old one serves": {
-			o: observation{Invalid: revisions.Invalidf("InvalidExpertParallelSize", "must divide"), Inspection: inspected, Pods: two, Router: router},
+			o: observation{Decision: decision.Decision{Invalid: revisions.Invalidf("InvalidExpertParallelSize", "must divide")}, Inspection: inspected, Pods: two, Router: router},
 			want: map[string]string{"Ready": "True Serving", "Degraded": "True InvalidExpertParallelSize", "Stalled": "True InvalidExpertParallelSize",
 				"Reconciling": "False Stalled"},
 			summary: "2/2",
@@ -193,13 +190,12 @@ func TestStatus(t *testing.T) {
 			summary: "0/2",
 		},
 		"a pod with a problem": {
-			o: observation{Inspection: inspected, Revision: "r1", Settled: true, Router: router, Problem: &podhealth.Problem{Reason: "ImagePullFailed", Message: "cannot be pulled"},
-				Pods: []*corev1.Pod{moedtest.Pod("m-r1-0", "r1", moedtest.Unready)}},
+			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Router: router, Problem: &podhealth.Problem{Reason: "ImagePullFailed", Message: "cannot be pulled"}, Pods: []*corev1.Pod{moedtest.Pod("m-r1-0", "r1", moedtest.Unready)}},
 			want: map[string]string{"Ready": "False ImagePullFailed", "Degraded": "True ImagePullFailed"}, summary: "0/2", message: "cannot be pulled",
 		},
 		"scaled to zero": {
 			Change:  func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](0) },
-			o:       observation{Inspection: inspected, Revision: "r1", Settled: true, Router: router},
+			o:       observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Router: router},
 			want:    map[string]string{"Ready": "True ScaledToZero", "Progressing": "False Complete", "Reconciling": "False Complete"},
 			summary: "0/0",
 		},
@@ -210,7 +206,7 @@ func TestStatus(t *testing.T) {
 			summary: "0/2",
 		},
 		"rejected by the API server": {
-			o:    observation{Inspection: inspected, Revision: "r1", Router: router, Failure: "pods is forbidden: exceeded quota"},
+			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Router: router, Failure: "pods is forbidden: exceeded quota"},
 			want: map[string]string{"Ready": "False ReconcileFailed", "Degraded": "True ReconcileFailed"}, summary: "0/2", message: "exceeded quota",
 		},
 	}
@@ -255,7 +251,7 @@ func TestForeignServiceIsDetected(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone })
 	c := moedtest.Cluster(t, moed.DeepCopy(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m"}})
 	var o observation
-	_, err := (&Reconciler{Client: c, Live: c}).act(t.Context(), &o, &decision.Snapshot{Snapshot: planner.Snapshot{Now: moedtest.Start, Moed: moed}}, nil)
+	_, err := (&Reconciler{Client: c, Live: c}).act(t.Context(), &o, &decision.Snapshot{Snapshot: planner.Snapshot{Now: moedtest.Start, Moed: moed}}, &decision.Decision{})
 	if want := "Service m exists and belongs to another owner: delete it"; err == nil || o.Front.ServiceTaken != want {
 		t.Errorf("ServiceTaken is %q (%v), want %q", o.Front.ServiceTaken, err, want)
 	}
@@ -276,7 +272,7 @@ func TestRanksFault(t *testing.T) {
 		"hostile": {[]lar.IgnoredRank{{Route: hostile, Pods: 1}}, "1 engine pod ignores the rank of requests on /"},
 	} {
 		text := ""
-		if fault := ranksFault(observation{Reports: []lar.Report{{IgnoredRanks: tc.ignored}, {IgnoredRanks: tc.ignored}}}); fault != nil {
+		if fault := ranksFault(observation{Decision: decision.Decision{Reports: []lar.Report{{IgnoredRanks: tc.ignored}, {IgnoredRanks: tc.ignored}}}}); fault != nil {
 			text = fault.Message
 			if fault.Stalls || !strings.Contains(text, "Use an engine release") || len(text) > 320 || strings.Contains(text, "\x1b") {
 				t.Errorf("%s: %+v", name, fault)
@@ -293,7 +289,7 @@ func TestStatusOmitsLongNames(t *testing.T) {
 	for length, reported := range map[int]bool{63: true, 64: false, 253: false} {
 		name := strings.Repeat("p", length)
 		plan := &semmoev1.PlacementPlan{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		status := statusOf(moedtest.Deployment(), observation{Planning: planner.Planning{ProfileName: name, Plan: plan}}, moedtest.Start)
+		status := statusOf(moedtest.Deployment(), observation{Decision: decision.Decision{Planning: planner.Planning{ProfileName: name, Plan: plan}}}, moedtest.Start)
 		want := ""
 		if reported {
 			want = name
@@ -308,7 +304,7 @@ func TestStatusOmitsLongNames(t *testing.T) {
 // status is not written, so transition times stay.
 func TestStatusRemembersTransitions(t *testing.T) {
 	found := moedtest.Report()
-	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Settled: true, Pods: []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-r1-1", "r1")}}
+	o := observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspection.State{Report: &found}, Settled: true, Pods: []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-r1-1", "r1")}}
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone })
 	moed.Status = statusOf(moed, o, moedtest.Start)
 	if again := statusOf(moed, o, moedtest.Start.Add(time.Hour)); !cmp.Equal(moed.Status, again) {
@@ -354,7 +350,7 @@ func TestGenerationDuringTrial(t *testing.T) {
 		if tc.change != nil {
 			tc.change(moed)
 		}
-		o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Settled: tc.settled, Pods: tc.pods, Rollout: rolloutState{Phase: tc.phase, Reason: "R", Message: "m", Candidate: "c1"}}
+		o := observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspection.State{Report: &found}, Settled: tc.settled, Pods: tc.pods, Rollout: decision.RolloutState{Phase: tc.phase, Reason: "R", Message: "m", Candidate: "c1"}}
 		c := meta.FindStatusCondition(statusOf(moed, o, moedtest.Start).Conditions, semmoev1.ConditionReconciling)
 		if got := string(c.Status) + " " + c.Reason; got != tc.want {
 			t.Errorf("%s: Reconciling is %s, want %s", name, got, tc.want)
@@ -379,9 +375,10 @@ func TestStatusSurvivesErrors(t *testing.T) {
 		Inspection: inspection.Observe(inspectionInputs(moed).Hash(), []*batchv1.Job{job}, nil),
 	}
 	decided := observation{
-		Inspection: inspection.State{Report: &found}, Revision: "r1", Pods: observed.Pods,
-		Rollout:  rolloutState{Phase: semmoev1.RolloutPhaseCanary, Reason: "Canary", Message: "m", Candidate: "c1", Plan: "ab"},
-		Planning: planner.Planning{Profile: moedtest.ProfiledBy("q", "r", moedtest.Start), ProfileName: "q", Plan: moedtest.PlanFor400(), Promise: moedtest.PlanFor400(), Candidate: &revisions.Layout{Digest: "ab"}},
+		Decision:   decision.Decision{Revision: "r1", Planning: planner.Planning{Profile: moedtest.ProfiledBy("q", "r", moedtest.Start), ProfileName: "q", Plan: moedtest.PlanFor400(), Promise: moedtest.PlanFor400(), Candidate: &revisions.Layout{Digest: "ab"}}},
+		Inspection: inspection.State{Report: &found},
+		Pods:       observed.Pods,
+		Rollout:    decision.RolloutState{Phase: semmoev1.RolloutPhaseCanary, Reason: "Canary", Message: "m", Candidate: "c1", Plan: "ab"},
 	}
 	moed.Status = statusOf(moed, decided, moedtest.Start)
 

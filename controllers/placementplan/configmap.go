@@ -17,6 +17,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/kube/apply"
 	"github.com/semmoe/operator/internal/kube/ownership"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
@@ -98,7 +99,7 @@ func (r *Reconciler) adopt(ctx context.Context, p *semmoev1.PlacementPlan, confi
 		if solvedOf(configMaps[name]) == nil || len(configMaps[name].OwnerReferences) > 0 {
 			continue
 		}
-		wrote, err := ownership.Adopt(ctx, r.Client, manager, p, "PlacementPlan", configMaps[name])
+		wrote, err := apply.Adopt(ctx, r.Client, manager, p, "PlacementPlan", configMaps[name])
 		adopted, failed = adopted || wrote, errors.Join(failed, err)
 	}
 	return adopted, failed
@@ -121,7 +122,7 @@ func (r *Reconciler) ensureConfigMap(ctx context.Context, p *semmoev1.PlacementP
 			return false, nil // it belongs to a deleted plan of this name, and is about to be deleted or to lose that owner
 		}
 		if found := solvedOf(live); found != nil && found.PlanDigest == s.PlanDigest {
-			if adopted, err := ownership.Adopt(ctx, r.Client, manager, p, "PlacementPlan", live); adopted || err != nil {
+			if adopted, err := apply.Adopt(ctx, r.Client, manager, p, "PlacementPlan", live); adopted || err != nil {
 				return adopted, err
 			}
 		}

@@ -25,12 +25,12 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/calibration"
 	"github.com/semmoe/operator/internal/calibration/machines"
 	"github.com/semmoe/operator/internal/kube/conditions"
-	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/kube/lookup"
 	"github.com/semmoe/operator/internal/kube/statuscache"
 	"github.com/semmoe/operator/internal/plan/bundle"
-	"github.com/semmoe/operator/solver/placement"
 )
 
 // +kubebuilder:rbac:groups=semmoe.io,resources=placementplans,verbs=list;watch
@@ -119,7 +119,7 @@ func (r *Reconciler) plansOf(ctx context.Context, profile client.Object) []recon
 	return requests
 }
 
-// Reconcile observes the objects, acts, and reports the status.
+// Reconcile observes the objects and the store, decides, acts, and reports the status.
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	plan := &semmoev1.PlacementPlan{}
 	err := r.Get(ctx, request.NamespacedName, plan)
@@ -142,11 +142,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	case adopted, err != nil:
 		return ctrl.Result{}, err // its event triggers the next reconciliation
 	}
-	after, err := r.act(ctx, plan, &observed)
+	r.observeStore(ctx, plan, &observed)
+	after, err := r.act(ctx, plan, &observed, decide(plan, observed))
 	return ctrl.Result{RequeueAfter: after}, errors.Join(err, r.applyStatus(ctx, plan, statusOf(plan, observed, r.Now())))
 }
 
-// observation is the input of the status.
+// observation is the input of the decision and of the status.
 type observation struct {
 	// Profile is the profile that the plan is made from; nil if it does not exist.
 	Profile *semmoev1.AffinityProfile
@@ -159,6 +160,9 @@ type observation struct {
 	ConfigMaps map[string]*corev1.ConfigMap
 	// Inputs are the inputs of the plan; nil while the profile has no result.
 	Inputs *solveInputs
+	// Store is the client of the artifact store. StoreFailure is the error of a query; nil if it succeeded.
+	Store        *access.Client
+	StoreFailure error
 	// Solved is the plan that was solved from the inputs; nil if none was solved.
 	Solved *solved
 	// Published is true if the plan's ConfigMap exists.
@@ -193,7 +197,7 @@ func (r *Reconciler) observe(ctx context.Context, plan *semmoev1.PlacementPlan) 
 	if stable := o.ConfigMaps[stableConfigMapName(plan)]; stable != nil && metav1.IsControlledBy(stable, plan) {
 		o.Stable = solvedOf(stable)
 	}
-	o.Machines, err = machines.Read(ctx, r.Live, plan.Namespace, plan.Spec.Hardware)
+	o.Machines, err = calibration.ReadProfile(ctx, r.Live, plan.Namespace, plan.Spec.Hardware)
 	if o.MachinesFault = machines.AsProfileError(err); err != nil && o.MachinesFault == nil {
 		return o, err
 	}
@@ -201,23 +205,10 @@ func (r *Reconciler) observe(ctx context.Context, plan *semmoev1.PlacementPlan) 
 	return o, nil
 }
 
-// hardwareFault returns why the plan cannot be solved for its hardware profile; nil if it can.
-func (o *observation) hardwareFault(plan *semmoev1.PlacementPlan) *conditions.Fault {
-	want := plan.Spec.HardwareDigest
-	switch {
-	case o.MachinesFault != nil:
-		return &conditions.Fault{Reason: o.MachinesFault.Reason, Message: "spec.hardware." + o.MachinesFault.Error(), Stalls: plan.Spec.Hardware.ConfigMap == nil}
-	case want != "" && want != o.Machines.Digest:
-		return &conditions.Fault{Reason: "HardwareProfileChanged", Message: fmt.Sprintf("spec.hardwareDigest: key %q of ConfigMap %s has digest %s, want %s. Restore the content, or create another plan",
-			plan.Spec.Hardware.ConfigMap.Key, plan.Spec.Hardware.ConfigMap.Name, o.Machines.Digest, want)}
-	}
-	return nil
-}
-
 // profile reads an AffinityProfile. It returns nil if the profile does not exist.
 func (r *Reconciler) profile(ctx context.Context, namespace, name string) (*semmoev1.AffinityProfile, error) {
 	profile := &semmoev1.AffinityProfile{}
-	found, err := ownership.Find(ctx, r.Client, r.Live, client.ObjectKey{Namespace: namespace, Name: name}, profile)
+	found, err := lookup.Find(ctx, r.Client, r.Live, client.ObjectKey{Namespace: namespace, Name: name}, profile)
 	if err != nil {
 		return nil, fmt.Errorf("failed to get AffinityProfile %s: %w", name, err)
 	}
@@ -227,34 +218,40 @@ func (r *Reconciler) profile(ctx context.Context, namespace, name string) (*semm
 	return profile, nil
 }
 
-// act finds the plan, starts solving if the plan does not exist, and publishes its ConfigMap. It completes the
-// observation, and returns the delay of the next reconciliation. It returns only errors that a retry can resolve.
-func (r *Reconciler) act(ctx context.Context, plan *semmoev1.PlacementPlan, o *observation) (time.Duration, error) {
-	store, err := r.Store.Client(ctx)
-	if err == nil {
-		err = r.find(ctx, store, plan, o)
+// observeStore searches the store for the plan.
+func (r *Reconciler) observeStore(ctx context.Context, plan *semmoev1.PlacementPlan, o *observation) {
+	if o.Store, o.StoreFailure = r.Store.Client(ctx); o.StoreFailure == nil {
+		o.StoreFailure = r.find(ctx, o.Store, plan, o)
 	}
-	if err != nil {
-		o.Fault = storeFault(err)
-		if o.recall(plan); o.Solved == nil {
-			o.Solved = fromStatus(plan)
-		}
-		return storeRetry, nil
+}
+
+// act executes an action and completes the observation. It returns the delay of the next reconciliation, and only
+// errors that a retry can resolve.
+func (r *Reconciler) act(ctx context.Context, plan *semmoev1.PlacementPlan, o *observation, do action) (time.Duration, error) {
+	o.Fault = do.Fault
+	if do.Cancel {
+		r.jobs.Cancel(client.ObjectKeyFromObject(plan))
 	}
-	if o.Solved == nil {
-		after := r.solve(ctx, store, plan, o)
-		if o.recall(plan); o.Published && o.Fault == nil {
-			o.Fault = &conditions.Fault{Reason: "ArtifactsLost", Message: "The artifact store has lost files of the plan, so new request routers cannot load its tables. The plan is solved again from its profile"}
-			return cmp.Or(after, checkPeriod), nil
-		}
-		return after, nil
+	after := do.After
+	switch {
+	case do.Publish:
+		return r.publish(ctx, o.Store, plan, o)
+	case do.Solve:
+		after = r.solve(ctx, plan, o)
 	}
-	r.jobs.Cancel(client.ObjectKeyFromObject(plan))
-	return r.publish(ctx, store, plan, o)
+	o.recall(plan)
+	switch {
+	case o.StoreFailure != nil && o.Solved == nil:
+		o.Solved = fromStatus(plan)
+	case o.Published && o.Fault == nil:
+		o.Fault = &conditions.Fault{Reason: "ArtifactsLost", Message: "The artifact store has lost files of the plan, so new request routers cannot load its tables. The plan is solved again from its profile"}
+		return cmp.Or(after, checkPeriod), nil
+	}
+	return after, nil
 }
 
 // publish creates the ConfigMaps of a solved plan.
-func (r *Reconciler) publish(ctx context.Context, store *artifact.Client, plan *semmoev1.PlacementPlan, o *observation) (time.Duration, error) {
+func (r *Reconciler) publish(ctx context.Context, store *access.Client, plan *semmoev1.PlacementPlan, o *observation) (time.Duration, error) {
 	layout := func() (map[string]string, error) {
 		layout, err := bundle.FetchLayout(ctx, store, plan.Namespace, o.Solved.PlanDigest)
 		if err != nil {
@@ -304,13 +301,9 @@ type storeError struct{ error }
 
 func (e *storeError) Unwrap() error { return e.error }
 
-func storeFault(err error) *conditions.Fault {
-	return &conditions.Fault{Reason: "StoreUnavailable", Message: "The artifact store is unavailable and is retried: " + err.Error()}
-}
-
 // find searches the store for the plan. It searches for three plans, in this order: the plan in the ConfigMap, which
 // also remains if the profile has another result now; the solution of the inputs; and the plan in the status.
-func (r *Reconciler) find(ctx context.Context, store *artifact.Client, plan *semmoev1.PlacementPlan, o *observation) error {
+func (r *Reconciler) find(ctx context.Context, store *access.Client, plan *semmoev1.PlacementPlan, o *observation) error {
 	searches := []func() (*solved, error){
 		func() (*solved, error) { return o.fromConfigMap(plan), nil },
 		func() (*solved, error) {
@@ -380,37 +373,16 @@ func fromStatus(plan *semmoev1.PlacementPlan) *solved {
 }
 
 // solve starts or continues the job of the plan. It returns the delay of the next reconciliation.
-func (r *Reconciler) solve(ctx context.Context, store *artifact.Client, plan *semmoev1.PlacementPlan, o *observation) time.Duration {
-	key := client.ObjectKeyFromObject(plan)
-	// The number of experts is known before the model is profiled.
-	if o.Profile != nil && o.Profile.Status.Model != nil {
-		if err := placement.CheckRanks(int(plan.Spec.ExpertParallelSize), int(o.Profile.Status.Model.Experts)); err != nil {
-			o.Fault = faultOf(invalidRanks(err))
-			return 0
-		}
-	}
-	if o.Fault = o.hardwareFault(plan); o.Fault != nil {
-		return hardwareRetry
-	}
-	if o.Inputs == nil {
-		r.jobs.Cancel(key)
-		switch {
-		case o.Profile == nil:
-			o.Fault = &conditions.Fault{Reason: "ProfileNotFound", Message: fmt.Sprintf("spec.profileRef.name: AffinityProfile %s does not exist in this namespace. Create it", plan.Spec.ProfileRef.Name)}
-		case plan.Spec.PriorProfileRef != nil && o.Prior == nil:
-			o.Fault = &conditions.Fault{Reason: "ProfileNotFound", Message: fmt.Sprintf("spec.priorProfileRef.name: AffinityProfile %s does not exist in this namespace. Create it", plan.Spec.PriorProfileRef.Name)}
-		}
-		return 0 // a change of the profile triggers the next reconciliation
-	}
+func (r *Reconciler) solve(ctx context.Context, plan *semmoev1.PlacementPlan, o *observation) time.Duration {
 	t := &task{
-		client: store, engine: plan.Spec.Engine, inputs: *o.Inputs, machines: o.Machines.Profile, now: r.Now, memory: memoryShare(r.Workers),
+		client: o.Store, engine: plan.Spec.Engine, inputs: *o.Inputs, machines: o.Machines.Profile, now: r.Now, memory: memoryShare(r.Workers),
 		scope: artifact.Scope{Namespace: plan.Namespace, Kind: artifact.Profile, ID: o.Profile.Status.Inputs},
 	}
 	if o.Prior != nil {
 		t.prior = artifact.Scope{Namespace: plan.Namespace, Kind: artifact.Profile, ID: o.Prior.Status.Inputs}
 	}
 	log := logr.FromContextOrDiscard(ctx)
-	state, failed := r.jobs.Ensure(key, o.Inputs.ID(), func(ctx context.Context, report func(step string, done, total int)) error {
+	state, failed := r.jobs.Ensure(client.ObjectKeyFromObject(plan), o.Inputs.ID(), func(ctx context.Context, report func(step string, done, total int)) error {
 		return t.run(logr.NewContext(ctx, log), report)
 	})
 	if failed == nil {

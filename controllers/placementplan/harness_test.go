@@ -26,6 +26,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/artifact/storetest"
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/test/faults"
@@ -94,7 +95,7 @@ type world struct {
 	t         *testing.T
 	namespace string
 	store     *storetest.Store
-	client    *artifact.Client
+	client    *access.Client
 	// manager is the counting transport of the manager that was started last.
 	manager *faults.Injector
 	stop    func()

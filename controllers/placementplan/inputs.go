@@ -14,6 +14,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/calibration/machines"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/kube/ownership"
@@ -265,7 +266,7 @@ func solutionScope(namespace, inputs string) artifact.Scope {
 
 // fetchSolution reads the solution of inputs. It returns nil if there is none or it is damaged; the inputs are then
 // solved again.
-func fetchSolution(ctx context.Context, client *artifact.Client, namespace, inputs string) (*solution, error) {
+func fetchSolution(ctx context.Context, client *access.Client, namespace, inputs string) (*solution, error) {
 	scope := solutionScope(namespace, inputs)
 	digest, err := client.Published(ctx, scope)
 	if errors.Is(err, artifact.ErrNotFound) {
@@ -296,7 +297,7 @@ func fetchSolution(ctx context.Context, client *artifact.Client, namespace, inpu
 
 // publishSolution publishes a solution for its inputs. lost is the solution that was published earlier and whose plan
 // is no longer in the store; nil if there was none.
-func publishSolution(ctx context.Context, client *artifact.Client, namespace string, s, lost *solution) error {
+func publishSolution(ctx context.Context, client *access.Client, namespace string, s, lost *solution) error {
 	scope := solutionScope(namespace, s.Inputs.ID())
 	if lost != nil && lost.PlanDigest == s.PlanDigest {
 		return nil

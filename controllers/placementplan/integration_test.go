@@ -437,7 +437,7 @@ func TestKeptConfigMap(t *testing.T) {
 	w.create(workload)
 	keep := func() *corev1.ConfigMap {
 		t.Helper()
-		if err := childobjects.KeepPlan(t.Context(), api, revisions.StatefulSet(workload)); err != nil {
+		if err := (childobjects.Writer{Client: api}).Write(t.Context(), nil, revisions.KeepPlan{Workload: revisions.StatefulSet(workload)}); err != nil {
 			t.Fatal(err)
 		}
 		return w.configMap(served.Name)

@@ -12,6 +12,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/internal/profile"
@@ -48,7 +49,7 @@ func invalidRanks(err error) *invalidError {
 
 // task solves and publishes one plan.
 type task struct {
-	client *artifact.Client
+	client *access.Client
 	scope  artifact.Scope // scope of the profile
 	prior  artifact.Scope // scope of the profile of the plan in service, if the inputs name one
 	engine semmoev1.EngineType

@@ -1,6 +1,6 @@
-// Package artifact defines the protocol of the artifact store, and implements its client. An artifact is a file that is
-// too large or too private for a ConfigMap: a routing trace with its counts, or the forecast tables of a plan. Package
-// store implements the server.
+// Package artifact defines the protocol of the artifact store, and the environment of pods that use it. An artifact is a
+// file that is too large or too private for a ConfigMap: a routing trace with its counts, or the forecast tables of a
+// plan. Package access implements the client, and package store the server.
 //
 // Invariants:
 //   - The name of an artifact is the SHA-256 digest of its bytes. Client and server compute the digest while they

@@ -1,9 +1,6 @@
 package artifact
 
-import (
-	"errors"
-	"net/http"
-)
+import "errors"
 
 // Errors of the client's methods, for errors.Is.
 var (
@@ -25,13 +22,13 @@ var (
 
 // sentinels maps HTTP statuses of the protocol to errors.
 var sentinels = map[int]error{
-	http.StatusNotFound:              ErrNotFound,
-	http.StatusConflict:              ErrConflict,
-	http.StatusUnauthorized:          ErrUnauthenticated,
-	http.StatusForbidden:             ErrForbidden,
-	http.StatusRequestEntityTooLarge: errTooLarge,
-	http.StatusUnprocessableEntity:   ErrCorrupt,
-	http.StatusInsufficientStorage:   ErrFull,
+	404: ErrNotFound,
+	409: ErrConflict,
+	401: ErrUnauthenticated,
+	403: ErrForbidden,
+	413: errTooLarge,
+	422: ErrCorrupt,
+	507: ErrFull,
 }
 
 // StatusError is an error response of the store.
@@ -48,10 +45,4 @@ func (e *StatusError) Error() string { return "artifact store: " + e.Message }
 func (e *StatusError) Is(target error) bool {
 	sentinel, ok := sentinels[e.Code]
 	return ok && sentinel == target
-}
-
-// temporary reports whether a retry of the same request can succeed. A full store is not a temporary error, because a
-// user must enlarge the store.
-func (e *StatusError) temporary() bool {
-	return e.Code == http.StatusTooManyRequests || e.Code == http.StatusRequestTimeout || e.Code >= 500 && e.Code != http.StatusInsufficientStorage
 }

@@ -11,11 +11,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/semmoe/operator/internal/probe/prompts"
 	"github.com/semmoe/operator/internal/refengine"
 )
 
 func answers() *Answers {
-	return &Answers{Format: format, PromptSet: PromptSet, ModelDigest: strings.Repeat("ab", 32), Prompts: []Answer{stored(), {Prompt: "none"}}}
+	return &Answers{Format: format, PromptSet: prompts.Set, ModelDigest: strings.Repeat("ab", 32), Prompts: []Answer{stored(), {Prompt: "none"}}}
 }
 
 func TestAnswersRoundTrip(t *testing.T) {

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/semmoe/operator/internal/probe/prompts"
 )
 
 const (
@@ -26,6 +28,11 @@ const (
 	// inFlight is the maximum number of concurrent prompts. The engine batches them, and other requests are still
 	// served.
 	inFlight = 4
+	// answerTokens is the number of tokens that continue a prompt: enough that a fault of the cache or of decoding
+	// shows, few enough that a pod waits for seconds only.
+	answerTokens = 16
+	// alternatives is the number of most likely tokens that engines are asked for: the second gives the margin.
+	alternatives = 2
 )
 
 // Client sends prompts to one engine.
@@ -84,9 +91,9 @@ type completionLogprobs struct {
 
 // Record records the engine's answers. It returns an error if the answers cannot be used for comparisons.
 func Record(ctx context.Context, client *Client, modelDigest string) (*Answers, error) {
-	a := &Answers{Format: format, PromptSet: PromptSet, ModelDigest: modelDigest, Prompts: make([]Answer, len(prompts))}
-	err := concurrently(ctx, len(prompts), func(ctx context.Context, i int) (err error) {
-		a.Prompts[i], err = client.ask(ctx, prompts[i], true, nil)
+	a := &Answers{Format: format, PromptSet: prompts.Set, ModelDigest: modelDigest, Prompts: make([]Answer, len(prompts.All))}
+	err := concurrently(ctx, len(prompts.All), func(ctx context.Context, i int) (err error) {
+		a.Prompts[i], err = client.ask(ctx, prompts.All[i], true, nil)
 		return err
 	})
 	if err != nil {

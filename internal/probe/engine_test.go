@@ -15,6 +15,7 @@ import (
 
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/model/reshuffle"
+	"github.com/semmoe/operator/internal/probe/prompts"
 	"github.com/semmoe/operator/internal/refengine"
 )
 
@@ -108,7 +109,7 @@ func record(t *testing.T) *Answers {
 		t.Fatal(err)
 	}
 	for i, answer := range a.Prompts {
-		if answer.Prompt != prompts[i] || len(answer.Tokens) == 0 || len(answer.PromptLogprobs) < 10 {
+		if answer.Prompt != prompts.All[i] || len(answer.Tokens) == 0 || len(answer.PromptLogprobs) < 10 {
 			t.Errorf("%d tokens and %d log-probabilities answer %q", len(answer.Tokens), len(answer.PromptLogprobs), answer.Prompt)
 		}
 	}

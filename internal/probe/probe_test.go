@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/semmoe/operator/internal/probe/prompts"
 	"github.com/semmoe/operator/internal/refengine"
 )
 
@@ -233,8 +234,8 @@ func TestEngineWithoutPromptLogprobs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, asked := engine.counters(); asked != len(prompts) || recorded.Prompts[0].PromptLogprobs != nil {
-		t.Errorf("%d of %d prompts answered, with %v", asked, len(prompts), recorded.Prompts[0])
+	if _, asked := engine.counters(); asked != len(prompts.All) || recorded.Prompts[0].PromptLogprobs != nil {
+		t.Errorf("%d of %d prompts answered, with %v", asked, len(prompts.All), recorded.Prompts[0])
 	}
 	if err := Check(t.Context(), client, recorded, 1, rankHeader); err != nil {
 		t.Error(err)

@@ -12,6 +12,7 @@ import (
 	"os"
 
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 )
 
 // Format is the format of a profile in the artifact store. It changes whenever the recorded data of the same inputs
@@ -109,7 +110,7 @@ func (m Manifest) validate(scope artifact.Scope) error {
 }
 
 // FetchManifest reads the manifest with a digest that Published of the scope returned.
-func FetchManifest(ctx context.Context, store *artifact.Client, scope artifact.Scope, digest artifact.Digest) (Manifest, error) {
+func FetchManifest(ctx context.Context, store *access.Client, scope artifact.Scope, digest artifact.Digest) (Manifest, error) {
 	reader, err := store.Get(ctx, scope, digest)
 	if err != nil {
 		return Manifest{}, err
@@ -134,7 +135,7 @@ func FetchManifest(ctx context.Context, store *artifact.Client, scope artifact.S
 
 // Publish stores the files, given by name and path, completes the manifest with their digests, and publishes it as the
 // result of the scope. It returns the digest of the result of the scope: the result that was published first.
-func Publish(ctx context.Context, store *artifact.Client, scope artifact.Scope, m Manifest, files map[string]string) (artifact.Digest, error) {
+func Publish(ctx context.Context, store *access.Client, scope artifact.Scope, m Manifest, files map[string]string) (artifact.Digest, error) {
 	m.Files = map[string]artifact.Digest{}
 	for name, path := range files {
 		digest, err := putFile(ctx, store, scope, path)
@@ -147,7 +148,7 @@ func Publish(ctx context.Context, store *artifact.Client, scope artifact.Scope, 
 }
 
 // publish publishes the manifest as the result of the scope. Its files are already stored.
-func publish(ctx context.Context, store *artifact.Client, scope artifact.Scope, m Manifest) (artifact.Digest, error) {
+func publish(ctx context.Context, store *access.Client, scope artifact.Scope, m Manifest) (artifact.Digest, error) {
 	m.Format = Format
 	m.Summary.Seconds = 0 // the duration is not stored, so that the same profile has the same digest
 	if err := m.validate(scope); err != nil {
@@ -168,7 +169,7 @@ func publish(ctx context.Context, store *artifact.Client, scope artifact.Scope, 
 	return won, nil
 }
 
-func putFile(ctx context.Context, store *artifact.Client, scope artifact.Scope, path string) (digest artifact.Digest, err error) {
+func putFile(ctx context.Context, store *access.Client, scope artifact.Scope, path string) (digest artifact.Digest, err error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return "", err

@@ -15,6 +15,7 @@ import (
 	"syscall"
 
 	"github.com/semmoe/operator/internal/files/regularfile"
+	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
 // maxLine bounds a line of a data set, in bytes. A longer line indicates a file that is not JSONL.
@@ -49,25 +50,16 @@ func datasetErrorf(format string, args ...any) error {
 	return &DatasetError{fmt.Sprintf(format, args...)}
 }
 
-// DatasetReport is the result of the inspection of a data set.
-type DatasetReport struct {
-	// Digest is the sha256 of the file, in hexadecimal.
-	Digest string `json:"digest"`
-	// Requests is the number of requests, and Bytes is the size of the file.
-	Requests int   `json:"requests"`
-	Bytes    int64 `json:"bytes"`
-}
-
 // InspectDataset reads a data set to its end and checks every line.
-func InspectDataset(path string) (DatasetReport, error) {
+func InspectDataset(path string) (inspection.DatasetReport, error) {
 	return scanFile(path, func(Item) {})
 }
 
 // LoadDataset reads a data set, and returns a uniform sample of at most limit items, in the order of the file. The seed
 // determines the sample.
-func LoadDataset(path string, limit int, seed uint64) ([]Item, DatasetReport, error) {
+func LoadDataset(path string, limit int, seed uint64) ([]Item, inspection.DatasetReport, error) {
 	if limit < 1 {
-		return nil, DatasetReport{}, fmt.Errorf("requests: %d is invalid: the minimum is 1", limit)
+		return nil, inspection.DatasetReport{}, fmt.Errorf("requests: %d is invalid: the minimum is 1", limit)
 	}
 	s := sampler{limit: limit, random: rand.New(rand.NewPCG(seed, 0x64617461))}
 	report, err := scanFile(path, s.add)
@@ -97,10 +89,10 @@ func (s *sampler) items() []Item {
 }
 
 // scanFile calls a function with each item of a file. Its errors contain the name of the file.
-func scanFile(path string, each func(Item)) (DatasetReport, error) {
+func scanFile(path string, each func(Item)) (inspection.DatasetReport, error) {
 	file, err := regularfile.Open(path)
 	if err != nil {
-		return DatasetReport{}, classifyOpen(path, err)
+		return inspection.DatasetReport{}, classifyOpen(path, err)
 	}
 	defer file.Close()
 	hash := sha256.New()
@@ -109,11 +101,11 @@ func scanFile(path string, each func(Item)) (DatasetReport, error) {
 	var invalid *DatasetError
 	switch {
 	case errors.As(err, &invalid):
-		return DatasetReport{}, datasetErrorf("data set %s: %v", path, err)
+		return inspection.DatasetReport{}, datasetErrorf("data set %s: %v", path, err)
 	case err != nil:
-		return DatasetReport{}, fmt.Errorf("data set %s: %w", path, err)
+		return inspection.DatasetReport{}, fmt.Errorf("data set %s: %w", path, err)
 	}
-	return DatasetReport{Digest: hex.EncodeToString(hash.Sum(nil)), Requests: requests, Bytes: counted.n}, nil
+	return inspection.DatasetReport{Digest: hex.EncodeToString(hash.Sum(nil)), Requests: requests, Bytes: counted.n}, nil
 }
 
 // classifyOpen distinguishes errors that persist until a user fixes the path from errors of the volume.

@@ -15,6 +15,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/profile/counts"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -54,7 +55,7 @@ func LiveID(uid string) string {
 }
 
 // FetchModel reads the model of a profile.
-func FetchModel(ctx context.Context, store *artifact.Client, scope artifact.Scope, m Manifest) (Model, error) {
+func FetchModel(ctx context.Context, store *access.Client, scope artifact.Scope, m Manifest) (Model, error) {
 	if m.Live != nil {
 		return m.Live.Model, nil
 	}
@@ -188,7 +189,7 @@ func fromCounts(c *counts.Counts) *Profile {
 
 // PublishLive stores a live profile, with the tokenizer of its prior profile, as the result of its scope. It returns
 // the digest of the result of the scope: the result that was published first.
-func PublishLive(ctx context.Context, store *artifact.Client, scope artifact.Scope, p *Profile, m Manifest, tokenizer []byte) (artifact.Digest, error) {
+func PublishLive(ctx context.Context, store *access.Client, scope artifact.Scope, p *Profile, m Manifest, tokenizer []byte) (artifact.Digest, error) {
 	files := map[string][]byte{}
 	var content bytes.Buffer
 	if err := p.counts.WriteCompressed(&content); err != nil {

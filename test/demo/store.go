@@ -10,6 +10,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/test/expertscrambling"
@@ -29,7 +30,7 @@ const (
 
 // storeClient returns a client of the artifact store with the permissions of the operator. It writes its token to the
 // directory.
-func (d *demo) storeClient(ctx context.Context, directory string) (*artifact.Client, error) {
+func (d *demo) storeClient(ctx context.Context, directory string) (*access.Client, error) {
 	token, err := d.cluster.run(ctx, nil, "create", "token", "-n", systemNamespace, storeManager, "--audience="+artifact.Audience, "--duration=10m")
 	if err != nil {
 		return nil, err
@@ -46,7 +47,7 @@ func (d *demo) storeClient(ctx context.Context, directory string) (*artifact.Cli
 	if err != nil {
 		return nil, err
 	}
-	return artifact.NewClient(artifact.Config{
+	return access.NewClient(access.Config{
 		// The host must be the name in the store's certificate.
 		URL: "https://" + storeName + "." + systemNamespace + ".svc", CA: []byte(authority), TokenFile: file,
 		Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
@@ -85,7 +86,7 @@ func (d *demo) publishScrambled(ctx context.Context, from *semmoev1.AffinityProf
 
 // scrambledFiles writes the files of a profile with renumbered experts to the directory, and returns their paths by
 // name.
-func scrambledFiles(ctx context.Context, store *artifact.Client, scope artifact.Scope, manifest profile.Manifest, directory string) (map[string]string, error) {
+func scrambledFiles(ctx context.Context, store *access.Client, scope artifact.Scope, manifest profile.Manifest, directory string) (map[string]string, error) {
 	stream, err := store.Get(ctx, scope, manifest.Files[profile.TraceFile])
 	if err != nil {
 		return nil, err

@@ -23,6 +23,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/internal/profile"
@@ -208,7 +209,7 @@ func getConfigMap(t *testing.T, namespace, name string) *corev1.ConfigMap {
 }
 
 // storedPlans returns the modification time of each stored artifact of the namespace's plans.
-func storedPlans(t *testing.T, store *artifact.Client, namespace string) map[string]string {
+func storedPlans(t *testing.T, store *access.Client, namespace string) map[string]string {
 	t.Helper()
 	all, err := store.ListAll(t.Context())
 	if err != nil {

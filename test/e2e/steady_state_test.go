@@ -17,8 +17,8 @@ import (
 	"github.com/semmoe/operator/test/tier"
 )
 
-// TestSteadyStateWritesNothing checks that nothing is written in steady state, including by a manager that has just
-// started.
+// TestSteadyStateWritesNothing checks that nothing is written, and nothing logged at default verbosity, in steady state,
+// including by a manager that has just started.
 func TestSteadyStateWritesNothing(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -36,6 +36,9 @@ func TestSteadyStateWritesNothing(t *testing.T) {
 	stop()
 	if writes := counting.Writes(); writes != 0 {
 		t.Errorf("%d writes in %v of steady state, want none:\n%s", writes, quiet, strings.Join(counting.LastWrites(), "\n"))
+	}
+	if logged := counting.Logged(); len(logged) != 0 {
+		t.Errorf("reconciliations of the steady state logged:\n%s", strings.Join(logged, "\n"))
 	}
 }
 

@@ -85,7 +85,7 @@ func (i *Injector) Now() time.Time { return i.schedule.clock(time.Now(), time.Si
 
 // Logger returns a logger for the manager that forwards to next and counts reconciliations and panics.
 func (i *Injector) Logger(next logr.Logger) logr.Logger {
-	return logr.New(&countingSink{next.GetSink(), &i.reconciles})
+	return logr.New(&countingSink{next.GetSink(), &i.reconciles, false})
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)
@@ -114,6 +114,13 @@ func (i *Injector) LastWrites() []string {
 
 // Reconciliations returns the number of started reconciliations of a manager that logs to Logger.
 func (i *Injector) Reconciliations() int { return int(i.reconciles.started.Load()) }
+
+// Logged returns the latest entries at default verbosity that reconciliations logged to Logger.
+func (i *Injector) Logged() []string {
+	i.reconciles.mu.Lock()
+	defer i.reconciles.mu.Unlock()
+	return slices.Clone(i.reconciles.logged)
+}
 
 // Panics returns the number of reconciliations that panicked.
 func (i *Injector) Panics() int { return int(i.reconciles.panics.Load()) }

@@ -1,7 +1,10 @@
 package faults
 
 import (
+	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/go-logr/logr"
@@ -11,6 +14,10 @@ import (
 // all managers of a process share them.
 type reconciles struct {
 	started, panics atomic.Int64
+
+	mu sync.Mutex
+	// logged contains the latest entries of reconciliations at level 0, and errors.
+	logged []string
 }
 
 const (
@@ -19,12 +26,18 @@ const (
 	reconcilingLevel = 5
 	// recovered is the suffix of the error that controller-runtime returns for a panic.
 	recovered = "[recovered]"
+	// reconcileKey is the key of a value that controller-runtime adds to the logger of each reconciliation.
+	reconcileKey = "reconcileID"
+	// keptEntries is the maximum number of entries of reconciliations.
+	keptEntries = 20
 )
 
 // countingSink forwards log entries to LogSink and counts reconciliations and panics.
 type countingSink struct {
 	logr.LogSink
 	counts *reconciles
+	// inside reports that the entries are those of a reconciliation.
+	inside bool
 }
 
 func (s *countingSink) Enabled(level int) bool {
@@ -35,6 +48,9 @@ func (s *countingSink) Info(level int, message string, pairs ...any) {
 	if message == reconciling {
 		s.counts.started.Add(1)
 	}
+	if level == 0 {
+		s.keep(message, pairs)
+	}
 	if s.LogSink.Enabled(level) {
 		s.LogSink.Info(level, message, pairs...)
 	}
@@ -44,13 +60,26 @@ func (s *countingSink) Error(err error, message string, pairs ...any) {
 	if err != nil && strings.HasSuffix(err.Error(), recovered) {
 		s.counts.panics.Add(1)
 	}
+	s.keep(message, append([]any{"error", err}, pairs...))
 	s.LogSink.Error(err, message, pairs...)
 }
 
+// keep records an entry of a reconciliation.
+func (s *countingSink) keep(message string, pairs []any) {
+	if !s.inside {
+		return
+	}
+	s.counts.mu.Lock()
+	defer s.counts.mu.Unlock()
+	if s.counts.logged = append(s.counts.logged, fmt.Sprint(message, pairs)); len(s.counts.logged) > keptEntries {
+		s.counts.logged = s.counts.logged[1:]
+	}
+}
+
 func (s *countingSink) WithValues(pairs ...any) logr.LogSink {
-	return &countingSink{s.LogSink.WithValues(pairs...), s.counts}
+	return &countingSink{s.LogSink.WithValues(pairs...), s.counts, s.inside || slices.Contains(pairs, any(reconcileKey))}
 }
 
 func (s *countingSink) WithName(name string) logr.LogSink {
-	return &countingSink{s.LogSink.WithName(name), s.counts}
+	return &countingSink{s.LogSink.WithName(name), s.counts, s.inside}
 }

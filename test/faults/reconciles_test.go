@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr/funcr"
+	"github.com/google/go-cmp/cmp"
 )
 
 // TestReconciliations checks that log entries are counted with names and values, and if the next logger discards their
@@ -17,6 +18,13 @@ func TestReconciliations(t *testing.T) {
 	log.Info("Starting Controller")
 	log.Error(errors.New("panic: x "+recovered), "Reconciler error")
 	log.Error(errors.New("conflict"), "Reconciler error")
+	inside := log.WithValues("reconcileID", "1").WithName("m")
+	inside.Info("Changed a workload", "replicas", 2)
+	inside.V(1).Info("Added an owner")
+	inside.Error(errors.New("conflict"), "Reconciler error")
+	if diff := cmp.Diff([]string{"Changed a workload[replicas 2]", "Reconciler error[error conflict]"}, injector.Logged()); diff != "" {
+		t.Errorf("entries of reconciliations (-want +got):\n%s", diff)
+	}
 	if n := injector.Reconciliations(); n != 2 {
 		t.Errorf("%d reconciliations, want 2", n)
 	}

@@ -29,6 +29,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/model/reshuffle"
 	"github.com/semmoe/operator/internal/profile"
@@ -41,7 +42,7 @@ const agentWorkers = 8
 // Agent simulates the scheduler and all kubelets: every Sem-MoE pod immediately runs, becomes ready, or completes.
 type Agent struct {
 	clients kubernetes.Interface
-	store   *artifact.Client
+	store   *access.Client
 	model   checkpoint.Report
 	trace   string
 	counts  string
@@ -58,7 +59,7 @@ type Agent struct {
 
 // NewAgent returns an agent. Its profiling Jobs publish a small real trace in the store. Every checkpoint is the small
 // model in internal/refengine/testdata, except for the digest.
-func NewAgent(config *rest.Config, store *artifact.Client, repository string) (*Agent, error) {
+func NewAgent(config *rest.Config, store *access.Client, repository string) (*Agent, error) {
 	config = rest.CopyConfig(config)
 	config.QPS, config.Burst = 500, 1000
 	clients, err := kubernetes.NewForConfig(config)
@@ -253,7 +254,7 @@ func (a *Agent) inspect(pod *corev1.Pod) (string, error) {
 	report := inspection.Report{Report: a.model}
 	report.ModelDigest = digestOf(volumeAt(pod, semmoev1.ModelMountPath), argument(pod, "--model-path"))
 	if dataset := argument(pod, "--dataset"); dataset != "" {
-		report.Dataset = &profile.DatasetReport{Digest: digestOf(volumeAt(pod, path.Dir(dataset)), dataset), Requests: 100, Bytes: 10000}
+		report.Dataset = &inspection.DatasetReport{Digest: digestOf(volumeAt(pod, path.Dir(dataset)), dataset), Requests: 100, Bytes: 10000}
 	}
 	text, err := json.Marshal(report)
 	return string(text), err

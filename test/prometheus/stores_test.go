@@ -205,7 +205,7 @@ func TestStoreFillsUp(t *testing.T) {
 }
 
 // storeClient returns a client of a store with the permissions of the manager.
-func (c *cluster) storeClient(t *testing.T, s *runningStore) *artifact.Client {
+func (c *cluster) storeClient(t *testing.T, s *runningStore) *access.Client {
 	t.Helper()
 	client, err := (&access.Access{
 		URL: "https://" + s.address, CA: types.NamespacedName{Namespace: own, Name: "semmoe-store-ca"},

@@ -11,15 +11,14 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/kube/podhealth"
+	"github.com/semmoe/operator/internal/kube/writes"
 )
 
 const (
@@ -38,11 +37,10 @@ type Releases struct {
 	asked map[types.UID]time.Time
 }
 
-// Record queries a ready pod of each workload with an unknown release, and annotates the workload with the result. It
-// retries a pod that does not answer after releasePeriod. It returns the delay until the next query, or zero if every
-// release is known or no pod is ready.
-func (r *Releases) Record(ctx context.Context, c client.Client, web *http.Client, workloads []*revisions.Workload, pods []*corev1.Pod, now time.Time) (time.Duration, error) {
-	again := time.Duration(0)
+// Ask queries a ready pod of each workload with an unknown release, and returns the writes that annotate the workloads
+// with the results. It retries a pod that does not answer after releasePeriod. It returns the delay until the next
+// query, or zero if every release is known or no pod is ready.
+func (r *Releases) Ask(ctx context.Context, web *http.Client, workloads []*revisions.Workload, pods []*corev1.Pod, now time.Time) (writes []writes.Write, again time.Duration) {
 	for _, w := range workloads {
 		if w.Annotations[semmoev1.AnnotationEngineRelease] != "" {
 			continue
@@ -68,11 +66,9 @@ func (r *Releases) Record(ctx context.Context, c client.Client, web *http.Client
 		if release.Known() {
 			text = release.String()
 		}
-		if err := ChangeWorkload(ctx, c, w, "annotate", func() { metav1.SetMetaDataAnnotation(w.ObjectMeta, semmoev1.AnnotationEngineRelease, text) }); err != nil {
-			return again, err
-		}
+		writes = append(writes, revisions.ChangeWorkload{Workload: w, Annotations: map[string]string{semmoev1.AnnotationEngineRelease: text}})
 	}
-	return again, nil
+	return writes, again
 }
 
 // due reports whether to query a pod now, and records the query.

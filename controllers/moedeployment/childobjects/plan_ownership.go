@@ -14,12 +14,12 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/kube/apply"
 )
 
-// KeepPlan makes a workload an additional owner of the plan's ConfigMap that its pods mount, so that pods created after
-// the deletion of the plan still find it. The garbage collector removes deleted owners, and deletes the ConfigMap with
-// its last owner.
-func KeepPlan(ctx context.Context, c client.Client, w *revisions.Workload) error {
+// keepPlan adds a workload to the owners of its plan's ConfigMap. The garbage collector removes deleted owners, and
+// deletes the ConfigMap with its last owner.
+func keepPlan(ctx context.Context, c client.Client, w *revisions.Workload) error {
 	name := planConfigMap(w)
 	if name == "" || w.UID == "" {
 		return nil
@@ -53,7 +53,7 @@ func KeepPlan(ctx context.Context, c client.Client, w *revisions.Workload) error
 		return fmt.Errorf("failed to make workload %s an owner of ConfigMap %s: %w", w.Name, name, err)
 	}
 	if err == nil {
-		LogWrite(ctx, 1, "Added an owner", kept, "owner", w.Name)
+		apply.LogWrite(ctx, 1, "Added an owner", kept, "owner", w.Name)
 	}
 	return nil
 }

@@ -72,7 +72,7 @@ func TestWorkloadsKeepTheirPlan(t *testing.T) {
 			})
 			for range 2 { // the second call is a no-op
 				for _, w := range tc.workloads {
-					if err := KeepPlan(t.Context(), c, w); err != nil {
+					if err := (Writer{Client: c}).Write(t.Context(), nil, revisions.KeepPlan{Workload: w}); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -87,7 +87,7 @@ func TestWorkloadsKeepTheirPlan(t *testing.T) {
 			}
 		})
 	}
-	if err := KeepPlan(t.Context(), moedtest.Cluster(t), under(t, "r1", plan)); err != nil {
+	if err := (Writer{Client: moedtest.Cluster(t)}).Write(t.Context(), nil, revisions.KeepPlan{Workload: under(t, "r1", plan)}); err != nil {
 		t.Errorf("of a ConfigMap that is not there: %v", err)
 	}
 }

@@ -33,8 +33,10 @@ func TestRecordRecreations(t *testing.T) {
 	versions := map[string]bool{}
 	record := func(pods ...*corev1.Pod) string {
 		t.Helper()
-		if err := RecordRecreations(context.Background(), c, []*revisions.Workload{w}, pods, nil, moedtest.Start); err != nil {
-			t.Fatal(err)
+		for _, write := range revisions.RecordRecreations([]*revisions.Workload{w}, pods, nil, moedtest.Start) {
+			if err := (Writer{Client: c}).Write(t.Context(), nil, write); err != nil {
+				t.Fatal(err)
+			}
 		}
 		versions[w.ResourceVersion] = true
 		return w.Annotations[semmoev1.AnnotationRecreatedReplicas]

@@ -5,7 +5,8 @@
 //   - Decide is a pure function. It has no client, no clock and no HTTP; test/architecture checks the imports.
 //   - A read that depends on a decision is a question, which Decide returns. The controller answers it in the snapshot,
 //     and decides again.
-//   - Writes are part of the decision, in order.
+//   - Writes are part of the decision, in order. The writes of a rollout are decided last, from what the writes before
+//     them recorded on the workloads.
 package decision
 
 import (
@@ -21,6 +22,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/observation/stepsizes"
 	"github.com/semmoe/operator/internal/profile/inspection"
@@ -43,6 +45,10 @@ type Snapshot struct {
 	Groups bool
 	// Inspection is the state of the model's inspection.
 	Inspection inspection.State
+	// Own are the settings of the operator's own containers in the pods of new revisions. OwnUnread is an error that
+	// prevented reading them.
+	Own       revisions.Own
+	OwnUnread error
 	// StoreFailure is why the artifact store does not answer; empty if it does, or if no plan is needed.
 	StoreFailure string
 
@@ -75,7 +81,7 @@ type Decision struct {
 	Invalid *revisions.InvalidError
 	// Planning is the state of profiles and plans. Writes are the writes that bring it about, in order.
 	Planning planner.Planning
-	Writes   []desired.Write
+	Writes   []writes.Write
 	// Revision is the desired revision, CandidateRevision the revision on trial; empty if unknown, or if there is none.
 	Revision, CandidateRevision string
 	// Serving is the workload that serves requests if it is not of Revision, else nil. InService describes its plan.
@@ -95,7 +101,7 @@ type Decision struct {
 	// Replan is the state of the plan for a drift; its zero value if none is being made. ReplanWrites are the writes of
 	// the next step. They are the last ones: a plan replaces what serves then.
 	Replan       desired.Finding
-	ReplanWrites []desired.Write
+	ReplanWrites []writes.Write
 }
 
 // ServingRevision returns the revision that serves requests, or "" if unknown.

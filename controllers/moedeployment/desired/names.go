@@ -3,8 +3,6 @@
 package desired
 
 import (
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -46,10 +44,4 @@ func Labels(moed *semmoev1.MoEDeployment, component string, more ...string) map[
 // OwnerReference returns the controller reference with which children are garbage-collected.
 func OwnerReference(moed *semmoev1.MoEDeployment) *metav1ac.OwnerReferenceApplyConfiguration {
 	return ownership.Reference(moed, "MoEDeployment")
-}
-
-// Object is an API object. It has the methods of client.Object, which decisions do not import.
-type Object interface {
-	metav1.Object
-	runtime.Object
 }

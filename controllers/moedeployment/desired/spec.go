@@ -2,6 +2,7 @@ package desired
 
 import (
 	"fmt"
+	"time"
 
 	"k8s.io/utils/ptr"
 
@@ -64,6 +65,11 @@ func Observes(moed *semmoev1.MoEDeployment) bool { return SamplePercent(moed) > 
 func NeedsRoutedExperts(moed *semmoev1.MoEDeployment) bool {
 	profiling := moed.Spec.Profiling
 	return Observes(moed) || EngineReportsRoutedExperts(moed) && profiling != nil && profiling.Dataset != nil && profiling.Target == semmoev1.ProfilingTargetServing
+}
+
+// Soak returns how long a canary must serve.
+func Soak(moed *semmoev1.MoEDeployment) time.Duration {
+	return time.Duration(*moed.Spec.Rollout.SoakSeconds) * time.Second
 }
 
 // Shuffles reports whether the engine sends tokens to ranks by the tables of a plan.

@@ -1,75 +1,14 @@
 package desired
 
 import (
-	"errors"
-	"fmt"
-
-	"k8s.io/apimachinery/pkg/runtime"
 	coreac "k8s.io/client-go/applyconfigurations/core/v1"
 
-	"github.com/semmoe/operator/internal/kube/result"
+	"github.com/semmoe/operator/internal/kube/writes"
 )
-
-// Write is one write that a decision wants: one of the types below, or of those in package revisions. A decision lists
-// its writes in the order in which they must happen, so that a manager that stops between two of them loses nothing.
-type Write any
-
-// Create creates an object. Names follow from the inputs, so an object that exists already is left as it is.
-type Create struct {
-	Object Object
-	// Event is recorded if the object was created; nil for none.
-	Event *Event
-}
-
-// Delete deletes an object by its UID, with its dependents.
-type Delete struct{ Object Object }
-
-// Annotate sets annotations of an object.
-type Annotate struct {
-	Object      Object
-	Annotations map[string]string
-	// Required reports that later writes would lose information without the annotations: they must not happen if this
-	// write fails for any reason.
-	Required bool
-}
 
 // ApplyConfigMap applies a ConfigMap if it differs.
 type ApplyConfigMap struct {
 	Intent *coreac.ConfigMapApplyConfiguration
 	// Event is recorded once the ConfigMap is applied; nil for none.
-	Event *Event
-}
-
-// Event is an event of the MoEDeployment.
-type Event struct {
-	// Name is the reason of the event.
-	Name, Action, Message string
-	// Related is the second object of the event; nil for none.
-	Related runtime.Object
-}
-
-// RefusedError reports that the API server rejects the creation or deletion of a profile, plan, baseline outputs or
-// tables (by an admission rule or a quota), or that an object of another owner has the same name. Serving does not
-// depend on these objects, so the decision remains valid.
-type RefusedError struct{ error }
-
-func (e *RefusedError) Unwrap() error { return e.error }
-
-// Refusable wraps an error as a RefusedError if a retry does not fix it.
-func Refusable(err error) error {
-	if result.PermanentErrorText(err) == "" {
-		return err
-	}
-	return &RefusedError{err}
-}
-
-// Foreign returns a RefusedError for an object of another owner that has the name of a child.
-func Foreign(format string, args ...any) error {
-	return &RefusedError{&result.ForeignError{Message: fmt.Sprintf(format, args...)}}
-}
-
-// IsRefused reports whether an error is or wraps a RefusedError.
-func IsRefused(err error) bool {
-	var refused *RefusedError
-	return errors.As(err, &refused)
+	Event *writes.Event
 }

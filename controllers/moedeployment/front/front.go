@@ -25,6 +25,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/kube/apply"
 	"github.com/semmoe/operator/internal/kube/result"
 )
 
@@ -151,7 +152,7 @@ func (f *Front) remove(ctx context.Context, moed *semmoev1.MoEDeployment, object
 	}
 	err := f.Delete(ctx, object, client.Preconditions{UID: new(object.GetUID())}, client.PropagationPolicy(metav1.DeletePropagationBackground))
 	if err == nil {
-		childobjects.LogWrite(ctx, 1, "Deleted an object", object)
+		apply.LogWrite(ctx, 1, "Deleted an object", object)
 	}
 	return client.IgnoreNotFound(err)
 }

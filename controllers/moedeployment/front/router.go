@@ -27,6 +27,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/managerauth"
@@ -116,7 +117,7 @@ func (f *Front) givenAuthority(ctx context.Context, moed *semmoev1.MoEDeployment
 	}
 	for _, container := range deployment.Spec.Template.Spec.Containers {
 		for _, env := range container.Env {
-			if env.Name == access.CAVariable {
+			if env.Name == artifact.CAVariable {
 				return env.Value, nil
 			}
 		}
@@ -131,9 +132,9 @@ func giveStore(deployment *appsac.DeploymentApplyConfiguration, store *access.Ac
 	for _, env := range store.Env(authority) {
 		container.WithEnv(coreac.EnvVar().WithName(env.Name).WithValue(env.Value))
 	}
-	mount := access.TokenMount()
+	mount := artifact.TokenMount()
 	container.WithVolumeMounts(coreac.VolumeMount().WithName(mount.Name).WithMountPath(mount.MountPath).WithReadOnly(mount.ReadOnly))
-	token := access.TokenVolume()
+	token := artifact.TokenVolume()
 	source := token.Projected.Sources[0].ServiceAccountToken
 	spec.WithVolumes(coreac.Volume().WithName(token.Name).WithProjected(coreac.ProjectedVolumeSource().WithSources(
 		coreac.VolumeProjection().WithServiceAccountToken(coreac.ServiceAccountTokenProjection().

@@ -53,7 +53,7 @@ func shifted(in *Input) {
 }
 
 // asked returns the input of a deployment with source Prometheus and values that end now.
-func asked(points []promquery.Point, change ...func(*Input)) Input {
+func asked(points []lar.Point, change ...func(*Input)) Input {
 	in := served(change...)
 	in.Routers = RouterEvidence{}
 	in.Spec.Source, in.Observed = semmoev1.DriftSourcePrometheus, false
@@ -312,7 +312,7 @@ func TestThresholdPercent(t *testing.T) {
 // is above.
 func TestValuesOfPrometheus(t *testing.T) {
 	for name, tc := range map[string]struct {
-		points    []promquery.Point
+		points    []lar.Point
 		alarm     bool
 		statistic float64
 		since     int // index of the value at which the drift starts

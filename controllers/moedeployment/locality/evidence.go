@@ -7,7 +7,6 @@ import (
 
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/observation/lar"
-	"github.com/semmoe/operator/internal/observation/promquery"
 	"github.com/semmoe/operator/solver/drift"
 )
 
@@ -130,7 +129,7 @@ type PrometheusEvidence struct {
 	// Problem is why there is no evidence.
 	Problem desired.Finding
 	// Points are the numeric values under the plan in use within at most two windows, oldest first.
-	Points []promquery.Point
+	Points []lar.Point
 	Window time.Duration
 	// End is the end of the last window.
 	End time.Time
@@ -145,14 +144,14 @@ func (e PrometheusEvidence) covered() bool {
 }
 
 // within returns the points of the window that ends at end.
-func within(points []promquery.Point, end time.Time, window time.Duration) []promquery.Point {
-	first, _ := slices.BinarySearchFunc(points, end.Add(-window), func(p promquery.Point, t time.Time) int {
+func within(points []lar.Point, end time.Time, window time.Duration) []lar.Point {
+	first, _ := slices.BinarySearchFunc(points, end.Add(-window), func(p lar.Point, t time.Time) int {
 		if p.Time.After(t) {
 			return 1 // the start belongs to the previous window
 		}
 		return -1
 	})
-	last, _ := slices.BinarySearchFunc(points, end, func(p promquery.Point, t time.Time) int {
+	last, _ := slices.BinarySearchFunc(points, end, func(p lar.Point, t time.Time) int {
 		if p.Time.After(t) {
 			return 1
 		}
@@ -162,8 +161,8 @@ func within(points []promquery.Point, end time.Time, window time.Duration) []pro
 }
 
 // Numbers returns the points with numeric values since from.
-func Numbers(points []promquery.Point, from time.Time) []promquery.Point {
-	var kept []promquery.Point
+func Numbers(points []lar.Point, from time.Time) []lar.Point {
+	var kept []lar.Point
 	for _, p := range points {
 		if !math.IsNaN(p.Value) && !math.IsInf(p.Value, 0) && !p.Time.Before(from) {
 			kept = append(kept, p)
@@ -175,14 +174,14 @@ func Numbers(points []promquery.Point, from time.Time) []promquery.Point {
 // testValues moves the window along the points. It raises an alarm if nearly all values of the window are below the bar
 // (raisedAt), and clears it if fewer than half are. With two windows of points, the result is a function of the points
 // only.
-func testValues(points []promquery.Point, window time.Duration, bar float64) testResult {
+func testValues(points []lar.Point, window time.Duration, bar float64) testResult {
 	result := testResult{Tested: true, Threshold: raisedAt}
 	for _, p := range points {
 		values := within(points, p.Time, window)
 		if len(values) < minValues {
 			continue
 		}
-		var low []promquery.Point
+		var low []lar.Point
 		for _, v := range values {
 			if v.Value < bar {
 				low = append(low, v)

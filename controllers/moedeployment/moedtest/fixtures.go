@@ -26,7 +26,6 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/observation/lar"
-	"github.com/semmoe/operator/internal/observation/promquery"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/solver/drift"
 )
@@ -76,10 +75,10 @@ func PlanFor400() *semmoev1.PlacementPlan {
 }
 
 // Values returns points one minute apart, the last one now.
-func Values(list ...float64) []promquery.Point {
-	points := make([]promquery.Point, len(list))
+func Values(list ...float64) []lar.Point {
+	points := make([]lar.Point, len(list))
 	for i, value := range list {
-		points[i] = promquery.Point{Time: Start.Add(time.Duration(i-len(list)+1) * time.Minute), Value: value}
+		points[i] = lar.Point{Time: Start.Add(time.Duration(i-len(list)+1) * time.Minute), Value: value}
 	}
 	return points
 }

@@ -12,6 +12,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/kube/writes"
 )
 
 // answers reports whether it can be proven that a plan does not change the model's outputs.
@@ -35,7 +36,7 @@ func (d *Decision) baselineOutputs(s *Snapshot) answers {
 		case stored.Name == name:
 			present = stored.DeletionTimestamp == nil
 		case metav1.IsControlledBy(stored, s.Moed) && stored.DeletionTimestamp == nil && !mountsConfigMap(s.Workloads, stored.Name):
-			d.write(desired.Delete{Object: stored})
+			d.write(writes.Delete{Object: stored})
 		}
 	}
 	pod := revisions.BaselinePod(s.Pods, s.Report.ModelDigest)
@@ -79,7 +80,7 @@ func (d *Decision) recordChangedOutputs(s *Snapshot) map[string]string {
 			}
 		}
 		if len(found) > 0 {
-			d.write(desired.Annotate{Object: plan, Annotations: found, Required: true})
+			d.write(writes.Annotate{Object: plan, Annotations: found, Required: true})
 		}
 		maps.Copy(found, plan.Annotations)
 		for key, difference := range found {

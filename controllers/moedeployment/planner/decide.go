@@ -14,6 +14,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/kube/writes"
 )
 
 // +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles;placementplans,verbs=get;list;watch;create;delete
@@ -26,7 +27,7 @@ type Decision struct {
 	// Question must be answered before the decision is complete; nil if it is.
 	Question Question
 	// Writes are the writes that bring the decision about, in order.
-	Writes []desired.Write
+	Writes []writes.Write
 	// Refused reports objects of other owners that are in the way, and rejected writes. The decision is valid anyway.
 	Refused error
 	// Err prevented the decision.
@@ -53,8 +54,8 @@ func Decide(s *Snapshot) Decision {
 		}
 	}
 	if desired.Paused(s.Moed) { // nothing is created or deleted, but no difference of outputs is lost
-		d.Writes = slices.DeleteFunc(d.Writes, func(w desired.Write) bool {
-			record, ok := w.(desired.Annotate)
+		d.Writes = slices.DeleteFunc(d.Writes, func(w writes.Write) bool {
+			record, ok := w.(writes.Annotate)
 			return !ok || !record.Required
 		})
 	}
@@ -62,7 +63,7 @@ func Decide(s *Snapshot) Decision {
 }
 
 // write appends a write.
-func (d *Decision) write(w desired.Write) { d.Writes = append(d.Writes, w) }
+func (d *Decision) write(w writes.Write) { d.Writes = append(d.Writes, w) }
 
 // refuse adds the report of an object that is in the way.
 func (d *Decision) refuse(err error) { d.Refused = errors.Join(d.Refused, err) }
@@ -100,15 +101,15 @@ func (d *Decision) decideProfile(s *Snapshot) {
 	switch {
 	case name == "":
 	case live == nil && wanted != nil:
-		d.write(desired.Create{Object: wanted})
+		d.write(writes.Create{Object: wanted})
 	case live == nil || wanted == nil:
 		d.Profile = live
 	case !metav1.IsControlledBy(live, s.Moed):
-		d.refuse(desired.Foreign("AffinityProfile %s exists and belongs to another owner: delete it, or name it in spec.profiling.profileRef", name))
+		d.refuse(writes.Foreign("AffinityProfile %s exists and belongs to another owner: delete it, or name it in spec.profiling.profileRef", name))
 	case active && live.DeletionTimestamp == nil && outdated(live, wanted) && d.mayDelete(s):
 		// A profile is immutable, so it is recreated: the engine's image or the template was wrong, or changed before
 		// the profile was complete.
-		d.write(desired.Delete{Object: live})
+		d.write(writes.Delete{Object: live})
 	default:
 		d.Profile = live
 	}
@@ -148,9 +149,9 @@ func (d *Decision) decideBasePlan(s *Snapshot) {
 	case !known:
 		d.Question = PlanNamed{wanted.Name}
 	case live == nil:
-		d.write(desired.Create{Object: wanted})
+		d.write(writes.Create{Object: wanted})
 	case !metav1.IsControlledBy(live, s.Moed):
-		d.refuse(desired.Foreign("PlacementPlan %s exists and belongs to another owner: delete it", wanted.Name))
+		d.refuse(writes.Foreign("PlacementPlan %s exists and belongs to another owner: delete it", wanted.Name))
 	default:
 		if d.Base = live; !desired.Paused(s.Moed) && outgrown(s, live) {
 			d.recreatePlan(s, live)
@@ -186,7 +187,7 @@ func (d *Decision) recreatePlan(s *Snapshot, plan *semmoev1.PlacementPlan) {
 		return
 	}
 	if !s.References.needPlan(plan) && d.mayDelete(s) {
-		d.write(desired.Delete{Object: plan})
+		d.write(writes.Delete{Object: plan})
 	}
 }
 
@@ -274,7 +275,7 @@ func (d *Decision) recordPlanned(*Snapshot) {
 	for _, profile := range d.Lineage.profiles {
 		i := slices.IndexFunc(d.Lineage.plans, func(plan *semmoev1.PlacementPlan) bool { return plan.Spec.ProfileRef.Name == profile.Name })
 		if i >= 0 && profile.Annotations[semmoev1.AnnotationPlanned] == "" {
-			d.write(desired.Annotate{Object: profile, Annotations: map[string]string{semmoev1.AnnotationPlanned: d.Lineage.plans[i].Name}})
+			d.write(writes.Annotate{Object: profile, Annotations: map[string]string{semmoev1.AnnotationPlanned: d.Lineage.plans[i].Name}})
 		}
 	}
 }

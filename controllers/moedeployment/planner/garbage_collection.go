@@ -11,6 +11,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/kube/writes"
 )
 
 // deleteObsolete deletes operator-managed profiles and plans that neither this MoEDeployment nor other objects in the
@@ -35,10 +36,10 @@ func (d *Decision) deleteObsolete(s *Snapshot) {
 		return
 	}
 	for _, plan := range plans {
-		d.write(desired.Delete{Object: plan})
+		d.write(writes.Delete{Object: plan})
 	}
 	for _, profile := range profiles {
-		d.write(desired.Delete{Object: profile})
+		d.write(writes.Delete{Object: profile})
 	}
 	d.Lineage.profiles = without(d.Lineage.profiles, profiles)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/kube/result"
+	"github.com/semmoe/operator/internal/kube/writes"
 )
 
 // While the base plan is unknown, for example after its profile lost its status, new tables stay in use, and objects
@@ -99,7 +100,7 @@ func TestForeignObjectInTheWay(t *testing.T) {
 	p := Decision{Planning: Planning{Serving: revisions.LayoutOf(layout, semmoev1.RealizationEngineMap)}}
 	p.selectTables(&Snapshot{Moed: moed, Report: new(moedtest.Report()), Plans: []*semmoev1.PlacementPlan{swapped}, Tables: tables})
 	err := p.Refused
-	if text := result.PermanentErrorText(err); len(p.Writes) != 0 || !desired.IsRefused(err) || !strings.Contains(text, "ConfigMap m-tables exists and belongs to another owner: delete it") {
+	if text := result.PermanentErrorText(err); len(p.Writes) != 0 || !writes.IsRefused(err) || !strings.Contains(text, "ConfigMap m-tables exists and belongs to another owner: delete it") {
 		t.Errorf("error %v, reported as %q", err, text)
 	}
 	if p.Tables != swapped || !slices.Contains(p.Named, swapped.Name) {

@@ -19,6 +19,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/internal/kube/ownership"
 	"github.com/semmoe/operator/internal/kube/printable"
+	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/observation/stepsizes"
 	"github.com/semmoe/operator/solver"
 )
@@ -476,27 +477,27 @@ func (p Planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.Affi
 }
 
 // NextReplan decides the next step after a drift, and returns its finding and its writes.
-func NextReplan(s *Snapshot, p Planning, drift DriftSignal) (desired.Finding, []desired.Write, Question) {
+func NextReplan(s *Snapshot, p Planning, drift DriftSignal) (desired.Finding, []writes.Write, Question) {
 	step := nextReplan(s.Moed, s.Report.ModelDigest, p, drift)
-	var writes []desired.Write
+	var ordered []writes.Write
 	if step.Abandoned != nil {
 		d := Decision{}
 		if latest := d.mayDelete(s); !latest {
 			return step.Say, nil, d.Question // the latest spec may need it
 		}
-		writes = append(writes, desired.Delete{Object: step.Abandoned})
+		ordered = append(ordered, writes.Delete{Object: step.Abandoned})
 	}
-	var made desired.Object
+	var made writes.Object
 	switch {
 	case step.Profile != nil:
 		made = step.Profile
 	case step.Plan != nil:
 		made = step.Plan
 	default:
-		return step.Say, writes, nil
+		return step.Say, ordered, nil
 	}
-	return step.Say, append(writes, desired.Create{
-		Object: made, Event: &desired.Event{Name: step.Say.Reason, Action: "Replan", Related: made, Message: printable.Line(step.Say.Message, 900)},
+	return step.Say, append(ordered, writes.Create{
+		Object: made, Event: &writes.Event{Name: step.Say.Reason, Action: "Replan", Related: made, Message: printable.Line(step.Say.Message, 900)},
 	}), nil
 }
 

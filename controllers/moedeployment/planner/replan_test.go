@@ -24,9 +24,9 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
-	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/kube/writes"
 )
 
 func ofBase(name string) func(*semmoev1.AffinityProfile) {
@@ -389,11 +389,11 @@ func TestReconcileTables(t *testing.T) {
 	if err := semmoev1.AddToScheme(s); err != nil {
 		t.Fatal(err)
 	}
-	writes := 0
+	wrote := 0
 	api := fake.NewClientBuilder().WithScheme(s).WithReturnManagedFields().
 		WithIndex(&corev1.ConfigMap{}, "metadata.name", func(object client.Object) []string { return []string{object.GetName()} }).Build()
 	recorder := events.NewFakeRecorder(10)
-	w := childobjects.Writer{Client: countingClient{api, &writes}, Live: api, Recorder: recorder}
+	w := childobjects.Writer{Client: countingClient{api, &wrote}, Live: api, Recorder: recorder}
 	moed, base := moedtest.Deployment(), moedtest.PlanOf("base", "b0", nil)
 	t1, t2 := replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start), replanOf("t2", "t2", "b0", semmoev1.TierTables, moedtest.Start.Add(time.Minute))
 	workloads := []*revisions.Workload{workloadUnder(t, base, 2)}
@@ -428,8 +428,8 @@ func TestReconcileTables(t *testing.T) {
 		return d.Planning
 	}
 	reported := func() map[string]string { return snapshot(moed).tablesInUse() }
-	if reconcile(moed); writes != 0 {
-		t.Errorf("%d writes without new tables", writes)
+	if reconcile(moed); wrote != 0 {
+		t.Errorf("%d writes without new tables", wrote)
 	}
 	p := reconcile(moed, t1)
 	if want := map[string]string{"b0-full": "t1-full"}; !maps.Equal(reported(), want) || p.Tables != t1 || !slices.Equal(p.Named, []string{"t1"}) {
@@ -441,19 +441,19 @@ func TestReconcileTables(t *testing.T) {
 	if event := <-recorder.Events; !strings.Contains(event, "TablesSwapped") {
 		t.Errorf("event %q", event)
 	}
-	if p := reconcile(moed, t1); writes != 1 || time.Since(p.TablesSince) > time.Hour {
-		t.Errorf("%d writes, want 1; TablesSince %v", writes, p.TablesSince)
+	if p := reconcile(moed, t1); wrote != 1 || time.Since(p.TablesSince) > time.Hour {
+		t.Errorf("%d writes, want 1; TablesSince %v", wrote, p.TablesSince)
 	}
 	manual := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual })
-	if p := reconcile(manual, t1, t2); p.Tables != t1 || p.TablesHold.Reason != "AwaitingApproval" || writes != 1 {
-		t.Errorf("tables %s, held %q, %d writes; want those in use until others are approved", nameOf(p.Tables), p.TablesHold.Reason, writes)
+	if p := reconcile(manual, t1, t2); p.Tables != t1 || p.TablesHold.Reason != "AwaitingApproval" || wrote != 1 {
+		t.Errorf("tables %s, held %q, %d writes; want those in use until others are approved", nameOf(p.Tables), p.TablesHold.Reason, wrote)
 	}
 	if p := reconcile(moed, t1, t2); p.Tables != t2 || reported()["b0-full"] != "t2-full" {
 		t.Errorf("tables %s, in use %v", nameOf(p.Tables), reported())
 	}
 	<-recorder.Events
-	if reconcile(moed); len(reported()) != 0 || writes != 3 {
-		t.Errorf("tables in use %v after %d writes, want none after 3", reported(), writes)
+	if reconcile(moed); len(reported()) != 0 || wrote != 3 {
+		t.Errorf("tables in use %v after %d writes, want none after 3", reported(), wrote)
 	}
 	if event := <-recorder.Events; !strings.Contains(event, "TablesReverted") {
 		t.Errorf("event %q", event)
@@ -466,7 +466,7 @@ func TestReconcileTables(t *testing.T) {
 	if err := api.Update(context.Background(), foreign); err != nil {
 		t.Fatal(err)
 	}
-	if d := decide(snapshot(moed), t1); !desired.IsRefused(d.Refused) || !strings.Contains(d.Refused.Error(), "m-tables") || len(d.Writes) != 0 {
+	if d := decide(snapshot(moed), t1); !writes.IsRefused(d.Refused) || !strings.Contains(d.Refused.Error(), "m-tables") || len(d.Writes) != 0 {
 		t.Errorf("ConfigMap of another owner: %v, %d writes", d.Refused, len(d.Writes))
 	}
 	// A ConfigMap that is not in the cache, because it lacks the operator's label, is not changed either.
@@ -479,11 +479,11 @@ func TestReconcileTables(t *testing.T) {
 			return apierrors.NewNotFound(corev1.Resource("configmaps"), key.Name)
 		},
 	})
-	w.Client = countingClient{unseeing, &writes}
+	w.Client = countingClient{unseeing, &wrote}
 	unseen := snapshot(moed)
 	unseen.Tables = nil
-	if err := w.Write(t.Context(), moed, decide(unseen, t1).Writes[0]); !desired.IsRefused(err) || !strings.Contains(err.Error(), "m-tables") || writes != 3 {
-		t.Errorf("ConfigMap of another owner that is not in the cache: %v after %d writes", err, writes)
+	if err := w.Write(t.Context(), moed, decide(unseen, t1).Writes[0]); !writes.IsRefused(err) || !strings.Contains(err.Error(), "m-tables") || wrote != 3 {
+		t.Errorf("ConfigMap of another owner that is not in the cache: %v after %d writes", err, wrote)
 	}
 	unseen.TablesRefused = true
 	if d := decide(unseen, t1); len(d.Writes) != 0 || d.Tables != nil {

@@ -13,6 +13,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/kube/writes"
 )
 
 // tablesInUse returns, by the digest of the plan of the pods, the digest of the plan whose tables routers are
@@ -66,7 +67,7 @@ func (d *Decision) selectTables(s *Snapshot) {
 		return
 	}
 	if s.Tables != nil && !metav1.IsControlledBy(s.Tables, s.Moed) {
-		d.refuse(desired.Foreign("ConfigMap %s exists and belongs to another owner: delete it", s.Tables.Name))
+		d.refuse(writes.Foreign("ConfigMap %s exists and belongs to another owner: delete it", s.Tables.Name))
 		d.keepTables(inUse)
 		return
 	}
@@ -131,11 +132,11 @@ func (p *Planning) keepTables(inUse map[string]string) {
 }
 
 // tablesSwitch returns the event for the switch of the routers to other tables.
-func tablesSwitch(p *Planning) *desired.Event {
+func tablesSwitch(p *Planning) *writes.Event {
 	if p.Tables == nil {
-		return &desired.Event{Name: "TablesReverted", Action: "Replan", Message: fmt.Sprintf("The routers reverted to the tables of plan %s", p.Serving.Short())}
+		return &writes.Event{Name: "TablesReverted", Action: "Replan", Message: fmt.Sprintf("The routers reverted to the tables of plan %s", p.Serving.Short())}
 	}
-	return &desired.Event{Name: "TablesSwapped", Action: "Replan", Related: p.Tables, Message: fmt.Sprintf(
+	return &writes.Event{Name: "TablesSwapped", Action: "Replan", Related: p.Tables, Message: fmt.Sprintf(
 		"The routers use the tables of plan %s with the placement of plan %s (%s); no pod is restarted", p.Tables.Status.Plan, p.Serving.Short(), comparisonText(p.Tables))}
 }
 

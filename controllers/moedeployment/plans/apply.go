@@ -8,25 +8,26 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
+	"github.com/semmoe/operator/internal/kube/writes"
 )
 
 // Apply executes the writes of a decision on profiles, plans and tables, in order. Serving does not depend on these
 // objects, so a refused write does not prevent the next one: the refusal is added to the snapshot, so that a decision
 // that is made again does not rely on the write. Apply stops at any other error.
-func Apply(ctx context.Context, w childobjects.Writer, s *planner.Snapshot, writes []desired.Write) (refused, err error) {
-	for _, write := range writes {
+func Apply(ctx context.Context, w childobjects.Writer, s *planner.Snapshot, ordered []writes.Write) (refused, err error) {
+	for _, write := range ordered {
 		err := w.Write(ctx, s.Moed, write)
 		if err == nil {
 			continue
 		}
-		if !desired.IsRefused(err) {
+		if !writes.IsRefused(err) {
 			return refused, err
 		}
 		refused = errors.Join(refused, err)
 		switch write := write.(type) {
 		case desired.ApplyConfigMap:
 			s.TablesRefused = true
-		case desired.Delete:
+		case writes.Delete:
 			if profile, ok := write.Object.(*semmoev1.AffinityProfile); ok {
 				if s.Undeletable == nil {
 					s.Undeletable = map[string]bool{}

@@ -20,8 +20,12 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/calibration"
 	"github.com/semmoe/operator/internal/calibration/machines"
+	"github.com/semmoe/operator/internal/kube/apply"
+	"github.com/semmoe/operator/internal/kube/lookup"
 	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/probe"
 )
 
@@ -66,7 +70,7 @@ func (r *Reader) Observe(ctx context.Context, s *planner.Snapshot) error {
 			return err
 		}
 	}
-	s.Hardware, err = machines.Read(ctx, r.Live, s.Moed.Namespace, s.Moed.Spec.Placement.Hardware)
+	s.Hardware, err = calibration.ReadProfile(ctx, r.Live, s.Moed.Namespace, s.Moed.Spec.Placement.Hardware)
 	if s.HardwareFault = machines.AsProfileError(err); err != nil && s.HardwareFault == nil {
 		return err
 	}
@@ -106,7 +110,7 @@ func (r *Reader) observePin(ctx context.Context, s *planner.Snapshot) error {
 		return nil
 	}
 	name, plan := s.Moed.Spec.Placement.PlanRef.Name, &semmoev1.PlacementPlan{}
-	found, err := ownership.Find(ctx, r.Client, r.Live, client.ObjectKey{Namespace: s.Moed.Namespace, Name: name}, plan)
+	found, err := lookup.Find(ctx, r.Client, r.Live, client.ObjectKey{Namespace: s.Moed.Namespace, Name: name}, plan)
 	if err != nil {
 		return fmt.Errorf("failed to get PlacementPlan %s: %w", name, err)
 	}
@@ -210,12 +214,12 @@ func (r *Reader) recordOutputs(ctx context.Context, s *planner.Snapshot, pod *co
 	}
 	err = r.Create(ctx, configMap, client.FieldOwner(desired.Manager))
 	if err == nil || apierrors.IsAlreadyExists(err) {
-		childobjects.LogWrite(ctx, 0, "Stored the baseline outputs of the model", configMap, "pod", pod.Name)
+		apply.LogWrite(ctx, 0, "Stored the baseline outputs of the model", configMap, "pod", pod.Name)
 		s.Outputs = &planner.RecordedOutputs{}
 		return nil
 	}
-	err = desired.Refusable(fmt.Errorf("failed to create ConfigMap %s: %w", configMap.Name, err))
-	if !desired.IsRefused(err) {
+	err = writes.Refusable(fmt.Errorf("failed to create ConfigMap %s: %w", configMap.Name, err))
+	if !writes.IsRefused(err) {
 		return err
 	}
 	s.Outputs = &planner.RecordedOutputs{Missing: fmt.Sprintf("the baseline outputs cannot be stored: %v", err), Refused: err}

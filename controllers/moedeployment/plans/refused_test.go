@@ -21,6 +21,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/kube/writes"
 )
 
 // Objects that others reference are kept when the MoEDeployment no longer needs them, and an outdated spec causes no
@@ -128,7 +129,7 @@ func TestRefusedProfile(t *testing.T) {
 	})
 	plan := moedtest.PlanOf("plan", "aa", nil)
 	p, err := pl.Plan(context.Background(), moed, moedtest.Report(), []*revisions.Workload{workloadUnder(t, plan, 2)}, nil)
-	var refused *desired.RefusedError
+	var refused *writes.RefusedError
 	if !errors.As(err, &refused) || !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "create AffinityProfile m-") {
 		t.Errorf("error %v", err)
 	}
@@ -229,7 +230,7 @@ func TestRejectedAuxiliaryObjects(t *testing.T) {
 				}
 				pl.HTTP = &http.Client{Transport: repeater{}}
 				p, err := pl.Plan(t.Context(), moed, report, tc.workloads, []*corev1.Pod{answering})
-				if err == nil || desired.IsRefused(err) != (why == "refused") || !errors.Is(err, refusal) {
+				if err == nil || writes.IsRefused(err) != (why == "refused") || !errors.Is(err, refusal) {
 					t.Fatalf("error %v", err)
 				}
 				if why != "refused" {
@@ -258,7 +259,7 @@ func TestRejectedDeletionIsKnown(t *testing.T) {
 			return c.Delete(ctx, object, options...)
 		},
 	}, moedtest.Deployment(), live, other)
-	if _, err := sh.Plan(t.Context(), moedtest.Deployment(), moedtest.Report(), nil, nil); !desired.IsRefused(err) || !sh.snapshot.Undeletable["live"] || sh.snapshot.Undeletable["other"] {
+	if _, err := sh.Plan(t.Context(), moedtest.Deployment(), moedtest.Report(), nil, nil); !writes.IsRefused(err) || !sh.snapshot.Undeletable["live"] || sh.snapshot.Undeletable["other"] {
 		t.Errorf("error %v, undeletable %v", err, sh.snapshot.Undeletable)
 	}
 }

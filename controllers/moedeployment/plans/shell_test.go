@@ -20,6 +20,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/kube/ownership"
+	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/model/checkpoint"
 )
 
@@ -72,7 +73,7 @@ func (sh *shell) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, report 
 
 // Replan takes the next step after a drift.
 func (sh *shell) Replan(ctx context.Context, p planner.Planning, drift planner.DriftSignal) error {
-	var writes []desired.Write
+	var writes []writes.Write
 	if err := sh.answered(ctx, func() (q planner.Question) { _, writes, q = planner.NextReplan(sh.snapshot, p, drift); return q }); err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/internal/kube/printable"
 	"github.com/semmoe/operator/internal/model/checkpoint"
-	"github.com/semmoe/operator/internal/probe"
+	"github.com/semmoe/operator/internal/probe/prompts"
 )
 
 // AnswersFile is the key of the baseline outputs (the model's outputs without a plan) in a ConfigMap.
@@ -33,7 +33,7 @@ const (
 // AnswersName returns the name of the ConfigMap with a model's baseline outputs. They belong to the checkpoint, not to
 // the engine: another image must produce the same outputs, within the probe's tolerance.
 func AnswersName(moed *semmoev1.MoEDeployment, modelDigest string) string {
-	return moed.Name + "-answers-" + ownership.ShortHash([]string{modelDigest, probe.PromptSet}, 8)
+	return moed.Name + "-answers-" + ownership.ShortHash([]string{modelDigest, prompts.Set}, 8)
 }
 
 // addProbe adds the sidecar that verifies the pod's outputs.

@@ -18,6 +18,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/internal/kube/replicagroup"
+	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/rollout"
 )
 
@@ -191,9 +192,9 @@ func recreationsOf(w *Workload) map[string]recreations {
 	return recorded
 }
 
-// CountRecreations adds the terminating leaders of a workload to the recorded recreations, and drops replicas that are ready or no longer wanted.
-// Between two leaders a replica has no leader pod.
-func CountRecreations(w *Workload, leaders, workers []*corev1.Pod, now time.Time) map[string]recreations {
+// countRecreations adds the terminating leaders of a workload to the recorded recreations, and drops replicas that are
+// ready or no longer wanted. Between two leaders a replica has no leader pod.
+func countRecreations(w *Workload, leaders, workers []*corev1.Pod, now time.Time) map[string]recreations {
 	counted := recreationsOf(w)
 	for _, leader := range leaders {
 		if !w.Holds(leader) {
@@ -216,6 +217,25 @@ func CountRecreations(w *Workload, leaders, workers []*corev1.Pod, now time.Time
 		return err != nil || ordinal >= int(*w.Replicas())
 	})
 	return counted
+}
+
+// RecordRecreations returns the writes that record the recreations of replicas in annotations of the workloads.
+func RecordRecreations(workloads []*Workload, leaders, workers []*corev1.Pod, now time.Time) []writes.Write {
+	var writes []writes.Write
+	for _, w := range workloads {
+		text := ""
+		if counted := countRecreations(w, leaders, workers, now); len(counted) > 0 {
+			data, err := json.Marshal(counted) // in the order of the keys
+			if err != nil {
+				continue
+			}
+			text = string(data)
+		}
+		if w.Annotations[semmoev1.AnnotationRecreatedReplicas] != text {
+			writes = append(writes, ChangeWorkload{Workload: w, Annotations: map[string]string{semmoev1.AnnotationRecreatedReplicas: text}})
+		}
+	}
+	return writes
 }
 
 // unreadySince returns since when a terminating leader does not serve. The API server records when the pod will be

@@ -209,7 +209,7 @@ func TestCountRemade(t *testing.T) {
 		"replica removed by scaling": {strings.ReplaceAll(once, "m-r1-1", "m-r1-2"), nil, nil},
 		"name of no replica":         {strings.ReplaceAll(once, "m-r1-1", "else"), nil, nil},
 	} {
-		got := CountRecreations(groupSet(test.reported), test.leaders, []*corev1.Pod{worker}, now)
+		got := countRecreations(groupSet(test.reported), test.leaders, []*corev1.Pod{worker}, now)
 		if len(got) == 0 {
 			got = nil
 		}

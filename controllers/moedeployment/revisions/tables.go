@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/plan"
 )
 
@@ -23,7 +23,7 @@ var tablesVariables = []string{semmoev1.TablesVariable, semmoev1.PlacementVariab
 func addTables(template *corev1.PodTemplateSpec, of *Layout, own Own) {
 	volume := corev1.VolumeMount{Name: semmoev1.TablesVolume, MountPath: semmoev1.TablesMountPath}
 	template.Spec.Volumes = append(template.Spec.Volumes,
-		corev1.Volume{Name: semmoev1.TablesVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}, access.TokenVolume())
+		corev1.Volume{Name: semmoev1.TablesVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}, artifact.TokenVolume())
 	template.Spec.InitContainers = append(template.Spec.InitContainers, corev1.Container{
 		Name:  fetchContainer,
 		Image: own.Image,
@@ -36,7 +36,7 @@ func addTables(template *corev1.PodTemplateSpec, of *Layout, own Own) {
 			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("128Mi")},
 			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("2Gi")},
 		},
-		VolumeMounts: []corev1.VolumeMount{volume, access.TokenMount()},
+		VolumeMounts: []corev1.VolumeMount{volume, artifact.TokenMount()},
 	})
 	volume.ReadOnly = true
 	served := &template.Spec.Containers[0]

@@ -12,7 +12,6 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/calibration/machines"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
@@ -213,7 +212,7 @@ var (
 		modelVolume: "the volume of spec.model.volume", semmoev1.PlanVolume: "the plan's ConfigMap",
 		semmoev1.EngineOptionsVolume: "the engine's options file",
 		semmoev1.CacheVolume:         "the volume of spec.placement.cache", semmoev1.BaselineOutputsVolume: "the model's answers without a plan",
-		semmoev1.TablesVolume: "the plan's tables, for an engine that shuffles tokens", access.TokenVolume().Name: "a token for the artifact store",
+		semmoev1.TablesVolume: "the plan's tables, for an engine that shuffles tokens", artifact.TokenVolume().Name: "a token for the artifact store",
 	}
 	ourInitContainers = []string{verifyContainer, fetchContainer, reshuffleContainer, holdContainer, probeContainer}
 )
@@ -263,7 +262,7 @@ func validateTemplates(moed *semmoev1.MoEDeployment) *InvalidError {
 func reservedIn(moed *semmoev1.MoEDeployment) podtemplate.Reserved {
 	return podtemplate.Reserved{
 		Engine: semmoev1.EngineContainer, Containers: ourInitContainers, Volumes: ourVolumes, Shared: []string{modelVolume},
-		Secret: access.TokenVolume().Name, Audience: artifact.Audience, Exposed: desired.Shuffles(moed),
+		Secret: artifact.TokenVolume().Name, Audience: artifact.Audience, Exposed: desired.Shuffles(moed),
 		Mounts: []string{
 			semmoev1.PlanMountPath, semmoev1.TablesMountPath, semmoev1.CacheMountPath, semmoev1.BaselineOutputsMountPath, path.Dir(semmoev1.EngineOptionsPath),
 		},

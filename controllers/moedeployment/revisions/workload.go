@@ -8,13 +8,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
-	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/internal/kube/writes"
 )
 
 // Workload wraps the workload of one revision: a StatefulSet, or a LeaderWorkerSet if a replica has several pods.
 type Workload struct {
 	*metav1.ObjectMeta
-	Object desired.Object
+	Object writes.Object
 }
 
 // StatefulSet returns a workload with one pod per replica.

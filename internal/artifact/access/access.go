@@ -16,17 +16,7 @@ import (
 )
 
 const (
-	// CAVariable is the environment variable with the CA certificate of the store, as PEM.
-	CAVariable = "SEMMOE_STORE_CA"
-	// URLVariable is the environment variable with the address of the store.
-	URLVariable = "SEMMOE_STORE_URL"
-	// TokenFile is the path of a pod's token for the store.
-	TokenFile = "/var/run/secrets/semmoe.io/store/token"
-
-	tokenDir     = "/var/run/secrets/semmoe.io/store"
-	tokenVolume  = "semmoe-store-token"
-	tokenSeconds = 3600
-	caKey        = "ca.crt"
+	caKey = "ca.crt"
 	// controllerRetry limits the time that a reconciliation waits for an unreachable store. The reconciliation is
 	// requeued after an error.
 	controllerRetry = 5 * time.Second
@@ -49,7 +39,7 @@ type Access struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 	mu     sync.Mutex
-	client *artifact.Client
+	client *Client
 	ca     string
 }
 
@@ -69,7 +59,7 @@ func (a *Access) Authority(ctx context.Context) (string, error) {
 }
 
 // Client returns a client with the manager's token.
-func (a *Access) Client(ctx context.Context) (*artifact.Client, error) {
+func (a *Access) Client(ctx context.Context) (*Client, error) {
 	ca, err := a.Authority(ctx)
 	if err != nil {
 		return nil, err
@@ -79,7 +69,7 @@ func (a *Access) Client(ctx context.Context) (*artifact.Client, error) {
 	if a.client != nil && a.ca == ca {
 		return a.client, nil
 	}
-	made, err := artifact.NewClient(artifact.Config{URL: a.URL, CA: []byte(ca), TokenFile: a.TokenFile, RetryFor: controllerRetry, Dial: a.Dial})
+	made, err := NewClient(Config{URL: a.URL, CA: []byte(ca), TokenFile: a.TokenFile, RetryFor: controllerRetry, Dial: a.Dial})
 	if err != nil {
 		return nil, err
 	}
@@ -89,20 +79,5 @@ func (a *Access) Client(ctx context.Context) (*artifact.Client, error) {
 
 // Env returns the environment variables of the store for a container.
 func (a *Access) Env(authority string) []corev1.EnvVar {
-	return []corev1.EnvVar{{Name: URLVariable, Value: a.URL}, {Name: CAVariable, Value: authority}}
-}
-
-// TokenVolume returns a volume with the pod's token for the store.
-func TokenVolume() corev1.Volume {
-	seconds := int64(tokenSeconds)
-	return corev1.Volume{Name: tokenVolume, VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
-		Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{
-			Audience: artifact.Audience, ExpirationSeconds: &seconds, Path: "token",
-		}}},
-	}}}
-}
-
-// TokenMount returns the mount of TokenVolume.
-func TokenMount() corev1.VolumeMount {
-	return corev1.VolumeMount{Name: tokenVolume, MountPath: tokenDir, ReadOnly: true}
+	return []corev1.EnvVar{{Name: artifact.URLVariable, Value: a.URL}, {Name: artifact.CAVariable, Value: authority}}
 }

@@ -9,10 +9,10 @@ import (
 )
 
 // FromPod returns a client for a process in a pod with Env and TokenVolume.
-func FromPod(retryFor time.Duration) (*artifact.Client, error) {
-	url, ca := os.Getenv(URLVariable), os.Getenv(CAVariable)
+func FromPod(retryFor time.Duration) (*Client, error) {
+	url, ca := os.Getenv(artifact.URLVariable), os.Getenv(artifact.CAVariable)
 	if url == "" || ca == "" {
-		return nil, fmt.Errorf("the environment variables %s and %s of the artifact store are not set", URLVariable, CAVariable)
+		return nil, fmt.Errorf("the environment variables %s and %s of the artifact store are not set", artifact.URLVariable, artifact.CAVariable)
 	}
-	return artifact.NewClient(artifact.Config{URL: url, CA: []byte(ca), TokenFile: TokenFile, RetryFor: retryFor})
+	return NewClient(Config{URL: url, CA: []byte(ca), TokenFile: artifact.TokenFile, RetryFor: retryFor})
 }

@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/cert"
 
-	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/certs"
 )
 
@@ -175,7 +175,7 @@ func TestCertificateFiles(t *testing.T) {
 	}
 	first := writeFile(t, string(write()))
 	store := start(t, storeConfig(environment.Config), options)
-	c, err := artifact.NewClient(artifact.Config{URL: "https://" + store.address, CAFile: first, TokenFile: writeFile(t, managerToken(t))})
+	c, err := access.NewClient(access.Config{URL: "https://" + store.address, CAFile: first, TokenFile: writeFile(t, managerToken(t))})
 	if err != nil {
 		t.Fatal(err)
 	}

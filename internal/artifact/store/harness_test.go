@@ -39,6 +39,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/test/apiserver"
 	"github.com/semmoe/operator/test/tier"
 )
@@ -194,9 +195,9 @@ func writeFile(t *testing.T, text string) string {
 	return path
 }
 
-func clientFor(t *testing.T, address, token string) *artifact.Client {
+func clientFor(t *testing.T, address, token string) *access.Client {
 	t.Helper()
-	c, err := artifact.NewClient(artifact.Config{URL: "https://" + address, CAFile: caFile(t), TokenFile: writeFile(t, token)})
+	c, err := access.NewClient(access.Config{URL: "https://" + address, CAFile: caFile(t), TokenFile: writeFile(t, token)})
 	if err != nil {
 		t.Fatal(err)
 	}

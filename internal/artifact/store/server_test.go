@@ -25,6 +25,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/test/metricsdoc"
 )
 
@@ -101,7 +102,7 @@ func TestPass(t *testing.T) {
 	}
 }
 
-func fetch(ctx context.Context, c *artifact.Client, scope artifact.Scope, digest artifact.Digest) ([]byte, error) {
+func fetch(ctx context.Context, c *access.Client, scope artifact.Scope, digest artifact.Digest) ([]byte, error) {
 	r, err := c.Get(ctx, scope, digest)
 	if err != nil {
 		return nil, err
@@ -413,7 +414,7 @@ func TestRetryOverRestart(t *testing.T) {
 	dir := t.TempDir()
 	options := testOptions(dir)
 	first := start(t, storeConfig(environment.Config), options)
-	c, err := artifact.NewClient(artifact.Config{
+	c, err := access.NewClient(access.Config{
 		URL: "https://" + first.address, CAFile: caFile(t), TokenFile: writeFile(t, managerToken(t)), RetryFor: 20 * time.Second,
 	})
 	if err != nil {

@@ -192,7 +192,7 @@ func (s *Store) Start(t testing.TB) {
 func (s *Store) Stop() { s.stop() }
 
 // Client returns the client of the manager.
-func (s *Store) Client(t testing.TB) *artifact.Client {
+func (s *Store) Client(t testing.TB) *access.Client {
 	t.Helper()
 	c, err := s.Access.Client(t.Context())
 	if err != nil {

@@ -1,7 +1,6 @@
 package machines
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -12,14 +11,12 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/kube/ownership"
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
-// The reasons of a FaultError, which are also condition reasons.
+// The reasons of a ProfileError, which are also condition reasons.
 const (
 	NotFound = "HardwareProfileNotFound"
 	invalid  = "HardwareProfileInvalid"
@@ -34,7 +31,7 @@ func faultf(reason, format string, args ...any) error {
 	return &ProfileError{reason, fmt.Sprintf(format, args...)}
 }
 
-// AsProfileError returns the FaultError in the tree of err, or nil.
+// AsProfileError returns the ProfileError in the tree of err, or nil.
 func AsProfileError(err error) *ProfileError {
 	var fault *ProfileError
 	errors.As(err, &fault)
@@ -49,9 +46,9 @@ type ResolvedProfile struct {
 	Digest string
 }
 
-// Read resolves a reference in a namespace. A nil reference selects the default profile. reader must not be cached. A
-// missing or invalid profile is a *FaultError, whose message starts with the field below the reference.
-func Read(ctx context.Context, reader client.Reader, namespace string, of *semmoev1.HardwareReference) (ResolvedProfile, error) {
+// Resolve resolves a reference in a namespace, with the ConfigMap that it names; nil if there is none. A nil reference
+// selects the default profile. The error is a *ProfileError, whose message starts with the field below the reference.
+func Resolve(of *semmoev1.HardwareReference, namespace string, configMap *corev1.ConfigMap) (ResolvedProfile, error) {
 	switch {
 	case of == nil:
 		return ResolvedProfile{}, nil
@@ -60,11 +57,7 @@ func Read(ctx context.Context, reader client.Reader, namespace string, of *semmo
 		return ResolvedProfile{Profile: profile}, err
 	}
 	name, key := of.ConfigMap.Name, of.ConfigMap.Key
-	configMap := &corev1.ConfigMap{}
-	switch found, err := ownership.FindLive(ctx, reader, client.ObjectKey{Namespace: namespace, Name: name}, configMap); {
-	case err != nil:
-		return ResolvedProfile{}, fmt.Errorf("failed to get ConfigMap %s: %w", name, err)
-	case !found:
+	if configMap == nil {
 		return ResolvedProfile{}, faultf(NotFound, "configMap: there is no ConfigMap %q in namespace %s: create it with the output of semmoe-lab fit under the key %q", name, namespace, key)
 	}
 	text, has := configMap.Data[key]

@@ -29,6 +29,16 @@ func Labels(component, instance string, more ...string) map[string]string {
 	return all
 }
 
+// OperatorLabels returns the labels of every object of the operator.
+func OperatorLabels() map[string]string {
+	return map[string]string{managedByLabel: managedBy}
+}
+
+// IsOperatorManaged reports whether the operator created an object.
+func IsOperatorManaged(object metav1.Object) bool {
+	return object.GetLabels()[managedByLabel] == managedBy
+}
+
 // Reference returns an owner reference that garbage-collects the object with its owner, of kind kind.
 func Reference(owner metav1.Object, kind string) *metav1ac.OwnerReferenceApplyConfiguration {
 	return metav1ac.OwnerReference().

@@ -102,8 +102,8 @@ func RouterPodsRejected(message string) *Problem {
 	return &Problem{"PodsRejected", "The API server rejects the pods of the router (raise the quota, or set resources in spec.routing.template): " + message}
 }
 
-// waitsForVolumes reports whether a pod has a node, but its containers have not been created for longer than patience.
-func waitsForVolumes(pod *corev1.Pod, now time.Time) bool {
+// WaitsForVolumes reports whether a pod has a node, but its containers have not been created for longer than patience.
+func WaitsForVolumes(pod *corev1.Pod, now time.Time) bool {
 	return pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodPending && pod.Spec.NodeName != "" &&
 		now.Sub(pod.CreationTimestamp.Time) >= patience && containerProblem(pod) == nil
 }

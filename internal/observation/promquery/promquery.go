@@ -14,6 +14,8 @@ import (
 	prometheus "github.com/prometheus/client_golang/api/prometheus/v1"
 	"github.com/prometheus/common/model"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/semmoe/operator/internal/observation/lar"
 )
 
 const (
@@ -37,12 +39,6 @@ type Query struct {
 	// evaluations.
 	Start, End time.Time
 	Step       time.Duration
-}
-
-// Point is a value of the series. The value may be NaN or infinite.
-type Point struct {
-	Time  time.Time
-	Value float64
 }
 
 // The reasons of errors, which are also condition reasons.
@@ -93,7 +89,7 @@ type failure struct {
 }
 
 // Range returns the values of the single series that the query returns, oldest first. The error is an *Error.
-func (c *Client) Range(ctx context.Context, q Query) ([]Point, error) {
+func (c *Client) Range(ctx context.Context, q Query) ([]lar.Point, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	route, err := c.route(ctx, q)
@@ -224,7 +220,7 @@ func errorOf(err error) *Error {
 }
 
 // seriesOf returns the single series of a response.
-func seriesOf(value model.Value) ([]Point, error) {
+func seriesOf(value model.Value) ([]lar.Point, error) {
 	matrix, ok := value.(model.Matrix)
 	switch {
 	case !ok:
@@ -234,9 +230,9 @@ func seriesOf(value model.Value) ([]Point, error) {
 	case len(matrix) > 1:
 		return nil, &Error{Reason: SeveralSeries, Message: "The query returns several series. Aggregate them into one"}
 	}
-	points := make([]Point, len(matrix[0].Values))
+	points := make([]lar.Point, len(matrix[0].Values))
 	for i, pair := range matrix[0].Values {
-		points[i] = Point{pair.Timestamp.Time(), float64(pair.Value)}
+		points[i] = lar.Point{Time: pair.Timestamp.Time(), Value: float64(pair.Value)}
 	}
 	return points, nil
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/observation/promquery"
 )
 
@@ -70,7 +71,7 @@ func TestRange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []promquery.Point{{Time: start, Value: 0.25}, {Time: start.Add(time.Minute), Value: math.NaN()}, {Time: start.Add(2 * time.Minute), Value: math.Inf(1)}}
+	want := []lar.Point{{Time: start, Value: 0.25}, {Time: start.Add(time.Minute), Value: math.NaN()}, {Time: start.Add(2 * time.Minute), Value: math.Inf(1)}}
 	if diff := cmp.Diff(want, got, cmpopts.EquateNaNs(), cmpopts.EquateApproxTime(0)); diff != "" {
 		t.Errorf("points (-want +got):\n%s", diff)
 	}

@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/plan"
 )
 
@@ -46,7 +47,7 @@ func Scope(namespace, planDigest string) (artifact.Scope, error) {
 
 // Publish stores a plan, and the tokenizer of its tables unless it is nil. Publishing a plan again is a no-op, except
 // that missing files are stored.
-func Publish(ctx context.Context, client *artifact.Client, namespace string, a *plan.Artifact, tokenizer io.Reader) error {
+func Publish(ctx context.Context, client *access.Client, namespace string, a *plan.Artifact, tokenizer io.Reader) error {
 	scope, err := Scope(namespace, a.Digest)
 	if err != nil {
 		return err
@@ -78,7 +79,7 @@ func Publish(ctx context.Context, client *artifact.Client, namespace string, a *
 
 // Complete reports whether the store contains a plan with all its files. A damaged list counts as missing, because the
 // store deletes damaged files.
-func Complete(ctx context.Context, client *artifact.Client, namespace, planDigest string) (bool, error) {
+func Complete(ctx context.Context, client *access.Client, namespace, planDigest string) (bool, error) {
 	scope, err := Scope(namespace, planDigest)
 	if err != nil {
 		return false, err
@@ -103,7 +104,7 @@ func Complete(ctx context.Context, client *artifact.Client, namespace, planDiges
 }
 
 // readList reads and parses the list of the files of a plan. It also returns the text of the list.
-func readList(ctx context.Context, client *artifact.Client, scope artifact.Scope, planDigest string) (list, []byte, error) {
+func readList(ctx context.Context, client *access.Client, scope artifact.Scope, planDigest string) (list, []byte, error) {
 	digest, err := client.Published(ctx, scope)
 	if err != nil {
 		return list{}, nil, fmt.Errorf("failed to read plan %s: %w", scope.ID, err)

@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/files/regularfile"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/solver"
@@ -23,7 +24,7 @@ const maxLayoutFile = 16 << 20
 // Fetch writes a plan to dir in the format of plan.Read, with tokenizer.json if the plan has one. If dir already
 // contains the complete plan, the store is not accessed. Other content of dir is replaced. Only one call at a time may
 // work on a directory.
-func Fetch(ctx context.Context, client *artifact.Client, namespace, planDigest, dir string) error {
+func Fetch(ctx context.Context, client *access.Client, namespace, planDigest, dir string) error {
 	scope, err := Scope(namespace, planDigest)
 	if err != nil {
 		return err
@@ -58,7 +59,7 @@ func Fetch(ctx context.Context, client *artifact.Client, namespace, planDigest, 
 func IsComplete(dir, planDigest string) bool { return whole(dir, planDigest) == nil }
 
 // download fills a directory and verifies the plan in it.
-func download(ctx context.Context, client *artifact.Client, scope artifact.Scope, l list, text []byte, dir string) error {
+func download(ctx context.Context, client *access.Client, scope artifact.Scope, l list, text []byte, dir string) error {
 	for _, name := range slices.Sorted(maps.Keys(l.Files)) {
 		content, err := client.Get(ctx, scope, l.Files[name])
 		if err == nil {
@@ -135,7 +136,7 @@ func hasDigest(path string, want artifact.Digest) error {
 }
 
 // FetchPlan reads a plan from the store into memory.
-func FetchPlan(ctx context.Context, client *artifact.Client, namespace, planDigest string) (*solver.Plan, *plan.Artifact, error) {
+func FetchPlan(ctx context.Context, client *access.Client, namespace, planDigest string) (*solver.Plan, *plan.Artifact, error) {
 	scope, err := Scope(namespace, planDigest)
 	if err != nil {
 		return nil, nil, err
@@ -158,7 +159,7 @@ func FetchPlan(ctx context.Context, client *artifact.Client, namespace, planDige
 }
 
 // FetchLayout reads the files for ConfigMapData from the store: all files except the tables and the tokenizer.
-func FetchLayout(ctx context.Context, client *artifact.Client, namespace, planDigest string) (*plan.Artifact, error) {
+func FetchLayout(ctx context.Context, client *access.Client, namespace, planDigest string) (*plan.Artifact, error) {
 	scope, err := Scope(namespace, planDigest)
 	if err != nil {
 		return nil, err

@@ -18,7 +18,6 @@ import (
 	"github.com/semmoe/operator/internal/kube/ownership"
 	"github.com/semmoe/operator/internal/kube/podsecurity"
 	"github.com/semmoe/operator/internal/model/checkpoint"
-	"github.com/semmoe/operator/internal/profile"
 )
 
 // exitInvalid is the exit code of `semmoe inspect` for an invalid model or data set.
@@ -27,7 +26,16 @@ const exitInvalid = 3
 // Report is the JSON output of `semmoe inspect`: the report on the checkpoint, and on the data set if there is one.
 type Report struct {
 	checkpoint.Report
-	Dataset *profile.DatasetReport `json:"dataset,omitempty"`
+	Dataset *DatasetReport `json:"dataset,omitempty"`
+}
+
+// DatasetReport is the result of the inspection of a data set.
+type DatasetReport struct {
+	// Digest is the sha256 of the file, in hexadecimal.
+	Digest string `json:"digest"`
+	// Requests is the number of requests, and Bytes is the size of the file.
+	Requests int   `json:"requests"`
+	Bytes    int64 `json:"bytes"`
 }
 
 // Inputs are the inputs of an inspection: the files to read, and the scheduling of its pod.
@@ -62,7 +70,7 @@ type State struct {
 	// Report is the report on the checkpoint, and Dataset is the report on the data set. Both are nil until there is a
 	// result. Dataset is also nil without a data set.
 	Report  *checkpoint.Report
-	Dataset *profile.DatasetReport
+	Dataset *DatasetReport
 	// Recorded is the Job with the report in an annotation; nil until it is recorded. If the Job is deleted, the
 	// inspection is repeated.
 	Recorded *batchv1.Job

@@ -13,7 +13,6 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/model/checkpoint"
-	"github.com/semmoe/operator/internal/profile"
 )
 
 var (
@@ -47,7 +46,7 @@ func podOf(j *batchv1.Job, exitCode int32, message string) *corev1.Pod {
 
 func TestObserveInspection(t *testing.T) {
 	found := checkpoint.Report{Family: "qwen3_moe", Layers: 4, MoELayers: []int{1, 2, 3}, ModelDigest: "abc"}
-	dataset := profile.DatasetReport{Digest: "def", Requests: 7, Bytes: 700}
+	dataset := DatasetReport{Digest: "def", Requests: 7, Bytes: 700}
 	text, err := json.Marshal(Report{found, &dataset})
 	if err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/artifact/storetest"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
@@ -112,7 +112,7 @@ type running struct {
 }
 
 // keep runs a Keeper that retries quickly.
-func keep(t *testing.T, dir string, client *artifact.Client, change ...func(*Keeper)) *running {
+func keep(t *testing.T, dir string, client *access.Client, change ...func(*Keeper)) *running {
 	t.Helper()
 	used := &usedPlans{own: map[string]*Layout{}, used: map[string]*Layout{}}
 	keeper := NewKeeper(dir, func(ctx context.Context, digest, dir string) error {

@@ -1,4 +1,4 @@
-package machines
+package calibration
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/calibration/machines"
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
@@ -39,7 +40,7 @@ func own(t *testing.T) string {
 
 func reader(t *testing.T) client.Reader {
 	t.Helper()
-	measured, err := os.ReadFile("../testdata/h200x2.json")
+	measured, err := os.ReadFile("testdata/h200x2.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +53,7 @@ func reader(t *testing.T) client.Reader {
 }
 
 func TestReadOwn(t *testing.T) {
-	chosen, err := Read(t.Context(), reader(t), "n", inConfigMap("hardware.json"))
+	chosen, err := ReadProfile(t.Context(), reader(t), "n", inConfigMap("hardware.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +61,7 @@ func TestReadOwn(t *testing.T) {
 	if chosen.Profile.Name != "mine" || chosen.Digest != hex.EncodeToString(sum[:]) {
 		t.Errorf("profile %q of digest %s", chosen.Profile.Name, chosen.Digest)
 	}
-	fitted, err := Read(t.Context(), reader(t), "n", inConfigMap("calibration.json"))
+	fitted, err := ReadProfile(t.Context(), reader(t), "n", inConfigMap("calibration.json"))
 	if err != nil || fitted.Profile.Name != "mine" || fitted.Profile.GPU == "" || fitted.Digest == chosen.Digest {
 		t.Errorf("fitted profile: %+v, %v", fitted.Profile, err)
 	}
@@ -68,12 +69,12 @@ func TestReadOwn(t *testing.T) {
 
 func TestReadBuiltIn(t *testing.T) {
 	for name, of := range map[string]*semmoev1.HardwareReference{"none": nil, "the default": {BuiltIn: hardware.Default}} {
-		if chosen, err := Read(t.Context(), reader(t), "n", of); err != nil || chosen != (ResolvedProfile{}) || ReferenceForPlan(of) != nil {
-			t.Errorf("%s: %+v, %v, named %+v", name, chosen, err, ReferenceForPlan(of))
+		if chosen, err := ReadProfile(t.Context(), reader(t), "n", of); err != nil || chosen != (machines.ResolvedProfile{}) || machines.ReferenceForPlan(of) != nil {
+			t.Errorf("%s: %+v, %v, named %+v", name, chosen, err, machines.ReferenceForPlan(of))
 		}
 	}
-	if of := inConfigMap("hardware.json"); ReferenceForPlan(of) != of {
-		t.Error("Named changed the reference to a ConfigMap")
+	if of := inConfigMap("hardware.json"); machines.ReferenceForPlan(of) != of {
+		t.Error("ReferenceForPlan changed the reference to a ConfigMap")
 	}
 }
 
@@ -85,17 +86,17 @@ func TestReadInvalidReferences(t *testing.T) {
 		of     *semmoev1.HardwareReference
 		reason string
 	}{
-		`builtIn: there is no built-in hardware profile "abacus"; there are h200-nvlink`:                   {&semmoev1.HardwareReference{BuiltIn: "abacus"}, invalid},
-		`configMap: there is no ConfigMap "gone" in namespace n: create it`:                                {named("gone"), NotFound},
-		`configMap: there is no ConfigMap "a/b" in namespace n: create it`:                                 {named("a/b"), NotFound},
-		`configMap.key: ConfigMap mine has no key "x"; it has broken, calibration.json`:                    {inConfigMap("x"), NotFound},
-		`configMap.key: ConfigMap empty has no key "hardware.json"; it has none`:                           {named("empty"), NotFound},
-		`configMap: key "broken" of ConfigMap mine is neither a hardware profile nor a calibration: unexp`: {inConfigMap("broken"), invalid},
-		`format is "x"; it must be`:               {inConfigMap("other"), invalid},
-		`all_to_all has 0 measurements; at least`: {inConfigMap("few"), invalid},
+		`builtIn: there is no built-in hardware profile "abacus"; there are h200-nvlink`:                   {&semmoev1.HardwareReference{BuiltIn: "abacus"}, "HardwareProfileInvalid"},
+		`configMap: there is no ConfigMap "gone" in namespace n: create it`:                                {named("gone"), machines.NotFound},
+		`configMap: there is no ConfigMap "a/b" in namespace n: create it`:                                 {named("a/b"), machines.NotFound},
+		`configMap.key: ConfigMap mine has no key "x"; it has broken, calibration.json`:                    {inConfigMap("x"), machines.NotFound},
+		`configMap.key: ConfigMap empty has no key "hardware.json"; it has none`:                           {named("empty"), machines.NotFound},
+		`configMap: key "broken" of ConfigMap mine is neither a hardware profile nor a calibration: unexp`: {inConfigMap("broken"), "HardwareProfileInvalid"},
+		`format is "x"; it must be`:               {inConfigMap("other"), "HardwareProfileInvalid"},
+		`all_to_all has 0 measurements; at least`: {inConfigMap("few"), "HardwareProfileInvalid"},
 	} {
-		_, err := Read(t.Context(), reader(t), "n", test.of)
-		if fault := AsProfileError(err); fault == nil || !strings.Contains(err.Error(), want) || fault.Reason != test.reason {
+		_, err := ReadProfile(t.Context(), reader(t), "n", test.of)
+		if fault := machines.AsProfileError(err); fault == nil || !strings.Contains(err.Error(), want) || fault.Reason != test.reason {
 			t.Errorf("error %v (%+v), want %s with %q", err, fault, test.reason, want)
 		}
 	}
@@ -109,18 +110,19 @@ func TestReadWithoutServer(t *testing.T) {
 			return away
 		},
 	}).Build()
-	if _, err := Read(t.Context(), r, "n", inConfigMap("hardware.json")); !errors.Is(err, away) || AsProfileError(err) != nil {
+	if _, err := ReadProfile(t.Context(), r, "n", inConfigMap("hardware.json")); !errors.Is(err, away) || machines.AsProfileError(err) != nil {
 		t.Errorf("error %v", err)
 	}
 }
 
 func BenchmarkReadMeasurements(b *testing.B) {
-	text, err := os.ReadFile("../testdata/h200x2.json")
+	text, err := os.ReadFile("testdata/h200x2.json")
 	if err != nil {
 		b.Fatal(err)
 	}
+	configMap := &corev1.ConfigMap{Data: map[string]string{"calibration.json": string(text)}}
 	for b.Loop() {
-		if _, err := parse("mine", text); err != nil {
+		if _, err := machines.Resolve(inConfigMap("calibration.json"), "n", configMap); err != nil {
 			b.Fatal(err)
 		}
 	}

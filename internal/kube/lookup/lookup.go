@@ -1,4 +1,5 @@
-package ownership
+// Package lookup reads objects that are in no cache, or not yet, and events.
+package lookup
 
 import (
 	"context"

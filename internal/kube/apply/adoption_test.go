@@ -1,4 +1,4 @@
-package ownership
+package apply
 
 import (
 	"context"
@@ -11,14 +11,16 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/semmoe/operator/internal/kube/ownership"
 )
 
 // Only objects that the operator created and that have no controller are adopted. They keep their other owners.
 func TestAdopt(t *testing.T) {
 	owner := &metav1.ObjectMeta{Name: "m", UID: "new"}
-	mine := ControllerReference(owner, "MoEDeployment")
+	mine := ownership.ControllerReference(owner, "MoEDeployment")
 	other := []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "other", UID: "other"}}
-	former := ControllerReference(&metav1.ObjectMeta{Name: "m", UID: "old"}, "MoEDeployment")
+	former := ownership.ControllerReference(&metav1.ObjectMeta{Name: "m", UID: "old"}, "MoEDeployment")
 	now := metav1.Now()
 	cases := map[string]struct {
 		labels  map[string]string
@@ -27,13 +29,13 @@ func TestAdopt(t *testing.T) {
 		adopted bool
 		want    []metav1.OwnerReference
 	}{
-		"restored":                 {labels: Labels("plan", "m"), adopted: true, want: mine},
-		"restored, with an owner":  {labels: Labels("plan", "m"), owners: other, adopted: true, want: append(other, mine...)},
-		"ours":                     {labels: Labels("plan", "m"), owners: mine, want: mine},
-		"of a deleted owner":       {labels: Labels("plan", "m"), owners: former, want: former}, // left to the garbage collector
+		"restored":                 {labels: ownership.Labels("plan", "m"), adopted: true, want: mine},
+		"restored, with an owner":  {labels: ownership.Labels("plan", "m"), owners: other, adopted: true, want: append(other, mine...)},
+		"ours":                     {labels: ownership.Labels("plan", "m"), owners: mine, want: mine},
+		"of a deleted owner":       {labels: ownership.Labels("plan", "m"), owners: former, want: former}, // left to the garbage collector
 		"another owner":            {},
-		"made by another operator": {labels: map[string]string{managedByLabel: "helm"}},
-		"being deleted":            {labels: Labels("plan", "m"), going: true},
+		"made by another operator": {labels: map[string]string{"app.kubernetes.io/managed-by": "helm"}},
+		"being deleted":            {labels: ownership.Labels("plan", "m"), going: true},
 		"only the name label":      {labels: map[string]string{"app.kubernetes.io/name": "semmoe"}},
 	}
 	for name, tc := range cases {

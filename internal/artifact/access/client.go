@@ -1,4 +1,4 @@
-package artifact
+package access
 
 import (
 	"bytes"
@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/transport"
 	"k8s.io/client-go/util/cert"
 
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/files/regularfile"
 )
 
@@ -106,7 +107,7 @@ func refuseRedirect(*http.Request, []*http.Request) error { return http.ErrUseLa
 // Put stores the remaining bytes of r and returns their digest. It reads them twice: directly if r is a file or in
 // memory, else from a temporary copy. Storing an existing artifact is no error, and repairs the artifact if its bytes
 // are damaged.
-func (c *Client) Put(ctx context.Context, scope Scope, r io.Reader) (Digest, error) {
+func (c *Client) Put(ctx context.Context, scope artifact.Scope, r io.Reader) (artifact.Digest, error) {
 	if err := scope.Validate(); err != nil {
 		return "", err
 	}
@@ -126,7 +127,7 @@ func (c *Client) Put(ctx context.Context, scope Scope, r io.Reader) (Digest, err
 	if err != nil {
 		return "", err
 	}
-	digest, size, err := DigestOf(source)
+	digest, size, err := artifact.DigestOf(source)
 	if err != nil {
 		return "", fmt.Errorf("failed to read the artifact: %w", err)
 	}
@@ -172,7 +173,7 @@ func spool(r io.Reader) (*os.File, error) {
 // Get opens an artifact. Its bytes are verified only after they are read up to io.EOF. If they do not match the digest,
 // the reader returns ErrCorrupt instead of io.EOF. If the connection fails, it returns ErrInterrupted. The caller must
 // close the reader.
-func (c *Client) Get(ctx context.Context, scope Scope, digest Digest) (io.ReadCloser, error) {
+func (c *Client) Get(ctx context.Context, scope artifact.Scope, digest artifact.Digest) (io.ReadCloser, error) {
 	response, err := c.do(ctx, c.request(ctx, http.MethodGet, c.artifact(scope, digest), nil))
 	if err != nil {
 		return nil, err
@@ -180,7 +181,7 @@ func (c *Client) Get(ctx context.Context, scope Scope, digest Digest) (io.ReadCl
 	return struct {
 		io.Reader
 		io.Closer
-	}{Verified(responseBody{response.Body}, digest), response.Body}, nil
+	}{artifact.Verified(responseBody{response.Body}, digest), response.Body}, nil
 }
 
 // responseBody is a response body that wraps read errors in ErrInterrupted.
@@ -189,15 +190,15 @@ type responseBody struct{ io.Reader }
 func (a responseBody) Read(p []byte) (int, error) {
 	n, err := a.Reader.Read(p)
 	if err != nil && err != io.EOF {
-		err = fmt.Errorf("%w: %w", ErrInterrupted, err)
+		err = fmt.Errorf("%w: %w", artifact.ErrInterrupted, err)
 	}
 	return n, err
 }
 
 // Has reports whether an artifact is stored. It does not read the bytes.
-func (c *Client) Has(ctx context.Context, scope Scope, digest Digest) (bool, error) {
+func (c *Client) Has(ctx context.Context, scope artifact.Scope, digest artifact.Digest) (bool, error) {
 	err := c.doJSON(ctx, c.request(ctx, http.MethodHead, c.artifact(scope, digest), nil), nil)
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, artifact.ErrNotFound) {
 		return false, nil
 	}
 	return err == nil, err
@@ -206,45 +207,45 @@ func (c *Client) Has(ctx context.Context, scope Scope, digest Digest) (bool, err
 // Delete deletes an artifact that List returned. If the artifact was stored again in the meantime, Delete returns
 // ErrConflict. If the artifact is the result of its scope, the result is deleted, too. Only the manager is allowed to
 // delete.
-func (c *Client) Delete(ctx context.Context, a Artifact) error {
+func (c *Client) Delete(ctx context.Context, a artifact.Artifact) error {
 	query := url.Values{"modified": {a.Modified.Format(time.RFC3339Nano)}}
 	return c.doJSON(ctx, c.request(ctx, http.MethodDelete, c.artifact(a.Scope, a.Digest)+"?"+query.Encode(), nil), nil)
 }
 
 // List returns the artifacts of a scope. It is empty if there are none.
-func (c *Client) List(ctx context.Context, scope Scope) ([]Artifact, error) {
-	var list List
+func (c *Client) List(ctx context.Context, scope artifact.Scope) ([]artifact.Artifact, error) {
+	var list artifact.List
 	err := c.doJSON(ctx, c.request(ctx, http.MethodGet, c.base+scope.String()+"/artifacts", nil), &list)
 	return list.Artifacts, err
 }
 
 // ListAll returns the artifacts of all scopes. Only the manager is allowed to call it.
-func (c *Client) ListAll(ctx context.Context) ([]Artifact, error) {
-	var list List
+func (c *Client) ListAll(ctx context.Context) ([]artifact.Artifact, error) {
+	var list artifact.List
 	err := c.doJSON(ctx, c.request(ctx, http.MethodGet, c.base+"artifacts", nil), &list)
 	return list.Artifacts, err
 }
 
 // Publish makes an artifact the result of its scope, unless the scope already has a result. It returns the digest of
 // the scope's result.
-func (c *Client) Publish(ctx context.Context, scope Scope, digest Digest) (Digest, error) {
-	body, err := json.Marshal(Result{Digest: digest})
+func (c *Client) Publish(ctx context.Context, scope artifact.Scope, digest artifact.Digest) (artifact.Digest, error) {
+	body, err := json.Marshal(artifact.Result{Digest: digest})
 	if err != nil {
 		return "", err
 	}
-	var won Result
+	var won artifact.Result
 	err = c.doJSON(ctx, c.request(ctx, http.MethodPut, c.base+scope.String()+"/result", body), &won)
 	return won.Digest, err
 }
 
 // Published returns the digest of the result of a scope, or ErrNotFound.
-func (c *Client) Published(ctx context.Context, scope Scope) (Digest, error) {
-	var result Result
+func (c *Client) Published(ctx context.Context, scope artifact.Scope) (artifact.Digest, error) {
+	var result artifact.Result
 	err := c.doJSON(ctx, c.request(ctx, http.MethodGet, c.base+scope.String()+"/result", nil), &result)
 	return result.Digest, err
 }
 
-func (c *Client) artifact(scope Scope, digest Digest) string {
+func (c *Client) artifact(scope artifact.Scope, digest artifact.Digest) string {
 	return c.base + scope.String() + "/artifacts/" + string(digest)
 }
 
@@ -281,8 +282,8 @@ func (c *Client) do(ctx context.Context, request func() (*http.Request, error)) 
 	deadline := time.Now().Add(c.retryFor)
 	for {
 		response, err := c.attempt(request)
-		var status *StatusError
-		if err == nil || errors.As(err, &status) && !status.temporary() {
+		var status *artifact.StatusError
+		if err == nil || errors.As(err, &status) && !temporary(status) {
 			return response, err
 		}
 		pause := backoff.Step()
@@ -322,5 +323,11 @@ func statusError(response *http.Response) error {
 	if json.Unmarshal(data, &body) != nil || body.Error == "" {
 		body.Error = response.Status
 	}
-	return &StatusError{Code: response.StatusCode, Message: body.Error}
+	return &artifact.StatusError{Code: response.StatusCode, Message: body.Error}
+}
+
+// temporary reports whether a retry of the same request can succeed after an error response. A full store is not a
+// temporary error, because a user must enlarge the store.
+func temporary(e *artifact.StatusError) bool {
+	return e.Code == http.StatusTooManyRequests || e.Code == http.StatusRequestTimeout || e.Code >= 500 && e.Code != http.StatusInsufficientStorage
 }

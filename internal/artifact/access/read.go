@@ -1,13 +1,15 @@
-package artifact
+package access
 
 import (
 	"context"
 	"fmt"
 	"io"
+
+	"github.com/semmoe/operator/internal/artifact"
 )
 
 // ReadAll returns the verified bytes of an artifact of at most limit bytes.
-func (c *Client) ReadAll(ctx context.Context, scope Scope, digest Digest, limit int64) ([]byte, error) {
+func (c *Client) ReadAll(ctx context.Context, scope artifact.Scope, digest artifact.Digest, limit int64) ([]byte, error) {
 	r, err := c.Get(ctx, scope, digest)
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package artifact
+package access
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/semmoe/operator/internal/artifact"
 )
 
 // maxReferenceDelay is the maximum time between storing an artifact and storing another artifact that refers to it.
@@ -20,16 +22,16 @@ const refreshes = 7
 
 // mark returns the content of the mark of a scope. A mark is an artifact that is stored repeatedly while an object
 // refers to the scope. Its modification time is the last time that a reference was seen.
-func mark(scope Scope) string { return "semmoe-named/1 " + scope.String() + "\n" }
+func mark(scope artifact.Scope) string { return "semmoe-named/1 " + scope.String() + "\n" }
 
-func markDigest(scope Scope) Digest {
-	digest, _, _ := DigestOf(strings.NewReader(mark(scope))) // a string can be read
+func markDigest(scope artifact.Scope) artifact.Digest {
+	digest, _, _ := artifact.DigestOf(strings.NewReader(mark(scope))) // a string can be read
 	return digest
 }
 
 // marks returns the times of the latest marks of the artifacts' scopes.
-func marks(artifacts []Artifact) map[Scope]time.Time {
-	marked, digests := map[Scope]time.Time{}, map[Scope]Digest{}
+func marks(artifacts []artifact.Artifact) map[artifact.Scope]time.Time {
+	marked, digests := map[artifact.Scope]time.Time{}, map[artifact.Scope]artifact.Digest{}
 	for _, a := range artifacts {
 		if digests[a.Scope] == "" {
 			digests[a.Scope] = markDigest(a.Scope)
@@ -44,8 +46,8 @@ func marks(artifacts []Artifact) map[Scope]time.Time {
 // Mark stores marks in the scopes of artifacts that objects refer to (named). The retention period of a scope starts at
 // its last mark. A mark that is younger than retention/refreshes is not renewed. An error does not prevent other marks;
 // the errors are joined.
-func (c *Client) Mark(ctx context.Context, artifacts []Artifact, named sets.Set[Scope], retention time.Duration, now time.Time) error {
-	marked, seen := marks(artifacts), sets.New[Scope]()
+func (c *Client) Mark(ctx context.Context, artifacts []artifact.Artifact, named sets.Set[artifact.Scope], retention time.Duration, now time.Time) error {
+	marked, seen := marks(artifacts), sets.New[artifact.Scope]()
 	var failures []error
 	for _, a := range artifacts {
 		if seen.Has(a.Scope) || !named.Has(a.Scope) || now.Sub(marked[a.Scope]) < retention/refreshes {
@@ -67,10 +69,10 @@ func (c *Client) Mark(ctx context.Context, artifacts []Artifact, named sets.Set[
 // An artifact that refers to others is stored after them and deleted before them, so that an interrupted sweep leaves
 // no dangling references. For the same reason an artifact is kept while an unexpired artifact of its scope was stored
 // less than maxReferenceDelay later.
-func Expired(artifacts []Artifact, live sets.Set[Digest], retention time.Duration, now time.Time) []Artifact {
+func Expired(artifacts []artifact.Artifact, live sets.Set[artifact.Digest], retention time.Duration, now time.Time) []artifact.Artifact {
 	marked := marks(artifacts)
-	kept := map[Scope][]time.Time{} // the times of unexpired artifacts that are not in live
-	var old []Artifact
+	kept := map[artifact.Scope][]time.Time{} // the times of unexpired artifacts that are not in live
+	var old []artifact.Artifact
 	for _, a := range artifacts {
 		switch {
 		case live.Has(a.Digest):
@@ -80,10 +82,10 @@ func Expired(artifacts []Artifact, live sets.Set[Digest], retention time.Duratio
 			kept[a.Scope] = append(kept[a.Scope], a.Modified)
 		}
 	}
-	expired := slices.DeleteFunc(old, func(a Artifact) bool {
+	expired := slices.DeleteFunc(old, func(a artifact.Artifact) bool {
 		return slices.ContainsFunc(kept[a.Scope], func(later time.Time) bool { return later.Sub(a.Modified) < maxReferenceDelay })
 	})
-	slices.SortStableFunc(expired, func(a, b Artifact) int { return b.Modified.Compare(a.Modified) })
+	slices.SortStableFunc(expired, func(a, b artifact.Artifact) int { return b.Modified.Compare(a.Modified) })
 	return expired
 }
 
@@ -91,18 +93,18 @@ func Expired(artifacts []Artifact, live sets.Set[Digest], retention time.Duratio
 // the meantime is kept. An error does not prevent other deletions; the errors are joined.
 //
 // live must be complete. Do not call Sweep after an error during its collection.
-func (c *Client) Sweep(ctx context.Context, live sets.Set[Digest], retention time.Duration, now time.Time) ([]Artifact, error) {
+func (c *Client) Sweep(ctx context.Context, live sets.Set[artifact.Digest], retention time.Duration, now time.Time) ([]artifact.Artifact, error) {
 	all, err := c.ListAll(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var deleted []Artifact
+	var deleted []artifact.Artifact
 	var failures []error
 	for _, a := range Expired(all, live, retention, now) {
 		switch err := c.Delete(ctx, a); {
 		case err == nil:
 			deleted = append(deleted, a)
-		case errors.Is(err, ErrNotFound), errors.Is(err, ErrConflict): // deleted or stored again by another client
+		case errors.Is(err, artifact.ErrNotFound), errors.Is(err, artifact.ErrConflict): // deleted or stored again by another client
 		default:
 			failures = append(failures, fmt.Errorf("failed to delete %s/%s: %w", a.Scope, a.Digest, err))
 		}

@@ -1,82 +1,89 @@
-package moedeployment
+package decision
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/kube/printable"
+	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/rollout"
 )
 
-// mark records the rollout step of a workload in an annotation. An empty step means proven, and is recorded with the
-// time.
-func (r *Reconciler) mark(ctx context.Context, workload *revisions.Workload, step string, now time.Time) error {
-	if workload.Annotations[semmoev1.AnnotationRollout] == step {
-		return nil
+// decideCandidate decides the next step of the candidate on trial, and records what must outlive this reconciliation.
+func (r *Rollout) decideCandidate(s *Snapshot, d *Decision, m moves, action rollout.Action) {
+	workload, decision, plan := m.workloads[m.in.Candidate], action.Decision, d.Planning.Candidate.Short()
+	r.RolloutState = RolloutState{
+		Phase: semmoev1.RolloutPhaseCanary, Reason: decision.Reason, Candidate: d.CandidateRevision, Plan: plan, Again: decision.Again,
+		Measured: gainOf(s, d, m.in.Trial.Comparison),
+		Message:  fmt.Sprintf("Plan %s runs as a canary on %d of %d replicas: %s", plan, m.in.Trial.Canary, m.in.Budget.Replicas, decision.Message),
 	}
-	set := func() {
-		if step == "" {
-			delete(workload.Annotations, semmoev1.AnnotationRollout)
-			workload.Annotations[semmoev1.AnnotationProven] = now.UTC().Format(time.RFC3339)
-		} else {
-			metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationRollout, step)
+	switch {
+	case decision.Step == rollout.StepRollBack && m.in.Hold:
+		r.Held, r.Reason = true, ReasonRollbackPending
+		r.Message = fmt.Sprintf("Plan %s failed on its canary (%s), and spec.rollout.rollback is Manual. Roll it back with: kubectl annotate pplan -n %s %s %s%s=%s",
+			plan, decision.Reason, s.Moed.Namespace, d.Planning.Plan.Name, semmoev1.AnnotationFailed, d.CandidateRevision, decision.Reason)
+		r.mark(workload, semmoev1.RolloutCanary, s.Now, nil)
+	case decision.Step == rollout.StepRollBack:
+		r.Phase, r.Reason, r.Again = semmoev1.RolloutPhaseRollingBack, planner.ReasonRolledBack, time.Second
+		r.Message = fmt.Sprintf("Plan %s is being rolled back. %s: %s", plan, decision.Reason, decision.Message)
+		// The plan outlives the canary.
+		r.record(d.Planning.Plan, map[string]string{semmoev1.AnnotationFailed + d.CandidateRevision: printable.Line(decision.Reason+": "+decision.Message, 512)})
+	case decision.Step == rollout.StepPromote:
+		r.Phase, r.Reason = semmoev1.RolloutPhasePromoting, "Promoting"
+		r.Message = fmt.Sprintf("Plan %s passed its canary, and replicas move to it", plan)
+		switch {
+		case !m.in.Trial.Promoting:
+			r.record(d.Planning.Plan, map[string]string{}) // before the mark, which prevents a second record
+			r.mark(workload, semmoev1.RolloutPromoting, s.Now, &writes.Event{
+				Name: "CanaryPromoted", Action: "Reconcile",
+				Message: fmt.Sprintf("Revision %s is promoted: %s", d.CandidateRevision, printable.Line(decision.Message, 900)),
+			})
+		case action.Proven: // all replicas have moved
+			r.mark(workload, "", s.Now, nil)
 		}
+	case decision.Reason == rollout.ReasonInconclusive:
+		r.Message += fmt.Sprintf(". It is promoted once requests prove that it is better, or with: %s", planner.ApproveCommand(s.Moed, plan))
 	}
-	if workload.UID == "" {
-		set()
-		return nil // written by the create request
-	}
-	return childobjects.ChangeWorkload(ctx, r.Client, workload, "mark", set)
 }
 
-// markTrialEnded records on the serving workload that the trial next to it has ended: measurements up to now cover both
-// workloads. It writes the time again if deleting the trial's workload failed.
-func (r *Reconciler) markTrialEnded(ctx context.Context, workload *revisions.Workload, now time.Time) error {
-	if workload.UID == "" {
-		return nil // not created yet: it serves from its creation on
+// record writes annotations and the measured gain of the canary on its plan.
+func (r *Rollout) record(plan *semmoev1.PlacementPlan, annotations map[string]string) {
+	if text := r.Measured.text(); text != "" {
+		annotations[semmoev1.AnnotationMeasured] = text
 	}
-	return childobjects.ChangeWorkload(ctx, r.Client, workload, "mark", func() {
-		metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationProven, now.UTC().Format(time.RFC3339))
-	})
-}
-
-// soakOf returns how long a canary must serve.
-func soakOf(moed *semmoev1.MoEDeployment) time.Duration {
-	return time.Duration(*moed.Spec.Rollout.SoakSeconds) * time.Second
+	if len(annotations) > 0 {
+		r.write(writes.Annotate{Object: plan, Annotations: annotations, Required: true})
+	}
 }
 
 // trialOf collects the observed state of a candidate's workload.
-func trialOf(moed *semmoev1.MoEDeployment, candidate *revisions.Workload, o observation, now time.Time) rollout.Trial {
+func trialOf(s *Snapshot, d *Decision, candidate *revisions.Workload) rollout.Trial {
+	moed := s.Moed
 	trial := rollout.Trial{
-		Now:        trialTime(now, o.Reports),
+		Now:        trialTime(s.Now, d.Reports),
 		Canary:     rollout.CanarySize(*moed.Spec.Replicas, moed.Spec.Rollout.CanaryReplicas),
-		Soak:       soakOf(moed),
+		Soak:       desired.Soak(moed),
 		Promoting:  candidate.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting,
-		Approved:   planner.Approved(moed, o.Planning.Candidate.Short()) || o.Planning.PlanPinned(moed),
+		Approved:   planner.Approved(moed, d.Planning.Candidate.Short()) || d.Planning.PlanPinned(moed),
 		Measured:   desired.Observes(moed),
 		Comparison: rollout.Comparison{Verdict: rollout.TooFew},
 	}
-	for _, pod := range o.Pods {
+	for _, pod := range s.Pods {
 		if candidate.Holds(pod) && pod.DeletionTimestamp == nil {
 			trial.Replicas = append(trial.Replicas, revisions.ReplicaIn(candidate, pod))
 		}
 	}
 	slices.SortFunc(trial.Replicas, func(a, b rollout.Replica) int { return strings.Compare(a.Name, b.Name) })
 	if since, serves := trial.ServesSince(); serves {
-		trial.Comparison = rollout.Compare(sampleOf(o.Reports, candidate.Labels[semmoev1.LabelRevision], since), sampleOf(o.Reports, o.Revision, since),
-			rollout.Terms{Promised: promisedDifference(o.Planning), Since: since, Now: trial.Now, Soak: trial.Soak})
+		trial.Comparison = rollout.Compare(sampleOf(d.Reports, candidate.Labels[semmoev1.LabelRevision], since), sampleOf(d.Reports, d.Revision, since),
+			rollout.Terms{Promised: promisedDifference(d.Planning), Since: since, Now: trial.Now, Soak: trial.Soak})
 	}
 	return trial
 }
@@ -149,32 +156,4 @@ func sampleOf(reports []lar.Report, revision string, since time.Time) rollout.Sa
 		sample.Locality = last
 	}
 	return sample
-}
-
-// recordFailure records the failure of a canary on its plan, which outlives the canary.
-func (r *Reconciler) recordFailure(ctx context.Context, plan *semmoev1.PlacementPlan, revision string, decision rollout.Decision, measured *measuredGain) error {
-	return r.record(ctx, plan, map[string]string{semmoev1.AnnotationFailed + revision: printable.Line(decision.Reason+": "+decision.Message, 512)}, measured)
-}
-
-// record writes annotations and the measured gain of the canary on a plan.
-func (r *Reconciler) record(ctx context.Context, plan *semmoev1.PlacementPlan, annotations map[string]string, measured *measuredGain) error {
-	if measured != nil {
-		text, err := measured.text()
-		if err != nil {
-			return fmt.Errorf("failed to encode annotation %s: %w", semmoev1.AnnotationMeasured, err)
-		}
-		annotations[semmoev1.AnnotationMeasured] = text
-	}
-	if len(annotations) == 0 {
-		return nil
-	}
-	base := plan.DeepCopy()
-	for name, value := range annotations {
-		metav1.SetMetaDataAnnotation(&plan.ObjectMeta, name, value)
-	}
-	if err := r.Patch(ctx, plan, client.MergeFrom(base), client.FieldOwner(desired.Manager)); err != nil {
-		return fmt.Errorf("failed to annotate PlacementPlan %s: %w", plan.Name, err)
-	}
-	childobjects.LogWrite(ctx, 0, "Recorded the result of a canary", plan, "annotations", annotations)
-	return nil
 }

@@ -1,4 +1,4 @@
-package ownership
+package apply
 
 import (
 	"context"
@@ -7,28 +7,20 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/semmoe/operator/internal/kube/ownership"
 )
-
-// OperatorLabels returns the labels of every object of the operator.
-func OperatorLabels() map[string]string {
-	return map[string]string{managedByLabel: managedBy}
-}
-
-// IsOperatorManaged reports whether the operator created an object.
-func IsOperatorManaged(object metav1.Object) bool {
-	return object.GetLabels()[managedByLabel] == managedBy
-}
 
 // Adopt makes owner, of kind kind, the controller of an object that the operator created and that has no controller.
 // This happens after a restore from a backup, because the new owner has another UID, or if the object was orphaned on
 // purpose. Objects with a controller, or that the operator did not create, are left unchanged. It reports whether it
 // wrote. The optimistic lock rejects decisions based on a stale cache.
 func Adopt(ctx context.Context, c client.Client, manager string, owner metav1.Object, kind string, object client.Object) (bool, error) {
-	if !IsOperatorManaged(object) || metav1.GetControllerOf(object) != nil || object.GetDeletionTimestamp() != nil {
+	if !ownership.IsOperatorManaged(object) || metav1.GetControllerOf(object) != nil || object.GetDeletionTimestamp() != nil {
 		return false, nil
 	}
 	adopted := object.DeepCopyObject().(client.Object)
-	adopted.SetOwnerReferences(slices.Concat(object.GetOwnerReferences(), ControllerReference(owner, kind)))
+	adopted.SetOwnerReferences(slices.Concat(object.GetOwnerReferences(), ownership.ControllerReference(owner, kind)))
 	if err := c.Patch(ctx, adopted, client.MergeFromWithOptions(object, client.MergeFromWithOptimisticLock{}), client.FieldOwner(manager)); err != nil {
 		return false, fmt.Errorf("failed to adopt %T %s: %w", object, object.GetName(), err)
 	}

@@ -1,4 +1,4 @@
-package moedeployment
+package decision
 
 import (
 	"encoding/json"
@@ -11,10 +11,10 @@ import (
 	"github.com/semmoe/operator/internal/rollout"
 )
 
-// measuredGain is the time that a plan saves per engine step: the prediction of its hardware profile, and the
+// MeasuredGain is the time that a plan saves per engine step: the prediction of its hardware profile, and the
 // measurement of its canary against the revision in service, with the bounds of the 95% interval. Negative times are
 // losses.
-type measuredGain struct {
+type MeasuredGain struct {
 	PredictedMicros float64 `json:"predictedMicros"`
 	SavedMicros     float64 `json:"savedMicros"`
 	SavedLowMicros  float64 `json:"savedLowMicros"`
@@ -29,23 +29,23 @@ const maxBatchRatio = 2
 // is unknown. The forecast of a plan covers one MoE layer; the measurement is the time per output token, which is one
 // engine step. The time saved per step is attributed to the MoE layers: the rest of a step takes the same time under
 // either plan.
-func gainOf(o observation, c rollout.Comparison) *measuredGain {
+func gainOf(s *Snapshot, d *Decision, c rollout.Comparison) *MeasuredGain {
 	replicas := 0
-	for _, pod := range o.Pods {
-		if pod.Labels[semmoev1.LabelRevision] == o.Revision && podhealth.Ready(pod) {
+	for _, pod := range s.Pods {
+		if pod.Labels[semmoev1.LabelRevision] == d.Revision && podhealth.Ready(pod) {
 			replicas++
 		}
 	}
-	report := o.Inspection.Report
+	report := s.Report
 	if c.Token == nil || c.StepTokens == 0 || replicas == 0 || report == nil {
 		return nil
 	}
-	nanos, ok := predictedLayerNanos(o.Planning, c.StepTokens/float64(replicas))
+	nanos, ok := predictedLayerNanos(d.Planning, c.StepTokens/float64(replicas))
 	if !ok {
 		return nil
 	}
 	micros := 1e6 * c.Token.Stable
-	return &measuredGain{
+	return &MeasuredGain{
 		PredictedMicros: float64(len(report.MoELayers)) * nanos / 1000,
 		SavedMicros:     -c.Token.Relative * micros,
 		SavedLowMicros:  -c.Token.High * micros, SavedHighMicros: -c.Token.Low * micros,
@@ -95,9 +95,9 @@ func predictedLayerNanos(p planner.Planning, stepTokens float64) (float64, bool)
 	return float64(saved) * stepTokens * float64(len(sizes)) / sum, true
 }
 
-// ratios returns predicted over measured saved time, with the bounds of its interval. A ratio is +Inf if the measured
+// Ratios returns predicted over measured saved time, with the bounds of its interval. A ratio is +Inf if the measured
 // saving is not positive.
-func (g *measuredGain) ratios() (ratio, low, high float64) {
+func (g *MeasuredGain) Ratios() (ratio, low, high float64) {
 	over := func(saved float64) float64 {
 		if saved <= 0 {
 			return math.Inf(1)
@@ -107,23 +107,29 @@ func (g *measuredGain) ratios() (ratio, low, high float64) {
 	return over(g.SavedMicros), over(g.SavedHighMicros), over(g.SavedLowMicros)
 }
 
-// text returns the value of semmoev1.AnnotationMeasured.
-func (g *measuredGain) text() (string, error) {
+// text returns the value of semmoev1.AnnotationMeasured, or "" if the gain is unknown or not finite.
+func (g *MeasuredGain) text() string {
+	if g == nil {
+		return ""
+	}
 	rounded := func(micros float64) float64 { return math.Round(10*micros) / 10 }
-	data, err := json.Marshal(measuredGain{
+	data, err := json.Marshal(MeasuredGain{
 		rounded(g.PredictedMicros), rounded(g.SavedMicros), rounded(g.SavedLowMicros), rounded(g.SavedHighMicros),
 	})
-	return string(data), err
+	if err != nil {
+		return ""
+	}
+	return string(data)
 }
 
-// recordedGain returns the measured gain of the first of the given plans whose canary recorded one, or nil. It ignores
+// RecordedGain returns the measured gain of the first of the given plans whose canary recorded one, or nil. It ignores
 // invalid values, because any user can write the annotation.
-func recordedGain(plans ...*semmoev1.PlacementPlan) *measuredGain {
+func RecordedGain(plans ...*semmoev1.PlacementPlan) *MeasuredGain {
 	for _, plan := range plans {
 		if plan == nil {
 			continue
 		}
-		var gain measuredGain
+		var gain MeasuredGain
 		err := json.Unmarshal([]byte(plan.Annotations[semmoev1.AnnotationMeasured]), &gain)
 		if err == nil && gain.PredictedMicros > 0 {
 			return &gain

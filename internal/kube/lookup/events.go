@@ -1,4 +1,4 @@
-package podhealth
+package lookup
 
 import (
 	"context"
@@ -9,13 +9,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/semmoe/operator/internal/kube/podhealth"
 )
 
 // FailedMounts returns the last event that explains the failed mount, for pods that have waited long for their volumes.
 func FailedMounts(ctx context.Context, events client.Reader, pods []*corev1.Pod, now time.Time) (map[types.UID]string, error) {
 	messages := map[types.UID]string{}
 	for _, pod := range pods {
-		if !waitsForVolumes(pod, now) {
+		if !podhealth.WaitsForVolumes(pod, now) {
 			continue
 		}
 		message, err := LastEvent(ctx, events, pod, "FailedMount", now)
@@ -43,5 +45,5 @@ func LastEvent(ctx context.Context, events client.Reader, object client.Object, 
 	if now.Sub(latest.LastTimestamp.Time) > stale {
 		return "", nil
 	}
-	return LastLine(latest.Message), nil
+	return podhealth.LastLine(latest.Message), nil
 }

@@ -1,4 +1,5 @@
-package probe
+// Package prompts contains the prompts that the probe sends to engines.
+package prompts
 
 import (
 	_ "embed"
@@ -6,14 +7,14 @@ import (
 	"slices"
 )
 
-// PromptSet is the name of prompts. It changes with every change of a prompt or of the way in which prompts are sent.
+// Set is the name of the prompts. It changes with every change of a prompt or of the way in which prompts are sent.
 // Answers with another name were recorded by another version. They remain valid, because they contain their prompts.
-const PromptSet = "semmoe-prompts/2"
+const Set = "semmoe-prompts/2"
 
-// prompts are the prompts that are sent to engines. They are of many kinds (prose in seven languages, program code,
+// All are the prompts that are sent to engines. They are of many kinds (prose in seven languages, program code,
 // SQL, JSON, YAML), because different kinds activate different experts. docs/lossless-probe.md states how many tokens a given
 // power needs.
-var prompts = slices.Concat(beginnings, readPassages())
+var All = slices.Concat(beginnings, readPassages())
 
 // beginnings are texts with an obvious continuation: the most likely token has a large margin.
 var beginnings = []string{
@@ -39,11 +40,3 @@ func readPassages() (texts []string) {
 	}
 	return texts
 }
-
-const (
-	// answerTokens is the number of tokens that continue a prompt: enough that a fault of the cache or of decoding
-	// shows, few enough that a pod waits for seconds only.
-	answerTokens = 16
-	// alternatives is the number of most likely tokens that engines are asked for: the second gives the margin.
-	alternatives = 2
-)

@@ -1,0 +1,37 @@
+package revisions
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/semmoe/operator/internal/kube/writes"
+)
+
+// ChangeWorkload changes annotations or the replicas of an existing workload. It fails if the workload has changed since
+// it was read.
+type ChangeWorkload struct {
+	Workload *Workload
+	// Annotations are set; an empty value removes the annotation.
+	Annotations map[string]string
+	// Replicas is the new number of replicas; nil keeps it.
+	Replicas *int32
+	// Event is recorded once the workload is changed; nil for none.
+	Event *writes.Event
+}
+
+// Apply makes the change in the object.
+func (c ChangeWorkload) Apply() {
+	for name, value := range c.Annotations {
+		if value == "" {
+			delete(c.Workload.Annotations, name)
+		} else {
+			metav1.SetMetaDataAnnotation(c.Workload.ObjectMeta, name, value)
+		}
+	}
+	if c.Replicas != nil {
+		*c.Workload.Replicas() = *c.Replicas
+	}
+}
+
+// KeepPlan makes a workload an additional owner of the plan's ConfigMap that its pods mount, so that pods created after
+// the deletion of the plan still find it.
+type KeepPlan struct{ Workload *Workload }

@@ -16,6 +16,7 @@ import (
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/model/reshuffle"
 	"github.com/semmoe/operator/internal/refengine"
+	"github.com/semmoe/operator/test/poll"
 )
 
 const (
@@ -48,7 +49,7 @@ func startStoppable(t *testing.T, change func(*refengine.Options)) (client *Clie
 	stop = func() { cancel(); done.Wait() }
 	t.Cleanup(stop)
 	client = &Client{Address: fmt.Sprintf("http://127.0.0.1:%d", o.Port), Model: "tiny"}
-	until(t, "healthy", func() bool {
+	poll.Until(t, "healthy", func() bool {
 		response, err := http.Get(client.Address + "/health")
 		if err != nil {
 			return false

@@ -151,9 +151,9 @@ func TestExpireAfterTheLastMark(t *testing.T) {
 	}
 }
 
-// TestExpireTogether verifies that an artifact is kept while an unexpired artifact, which may refer to it, was stored
+// TestReferencedArtifactsExpireTogether verifies that an artifact is kept while an unexpired artifact, which may refer to it, was stored
 // shortly later.
-func TestExpireTogether(t *testing.T) {
+func TestReferencedArtifactsExpireTogether(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	artifactOf := func(scope string, digest Digest, age time.Duration) Artifact {
 		return Artifact{Scope: Scope{"a", Profile, scope}, Digest: digest, Modified: now.Add(-age)}

@@ -8,6 +8,7 @@ IMAGE ?= semmoe:$(VERSION)
 REFENGINE_IMAGE ?= semmoe-refengine:$(VERSION)
 PROGRAMS := bin/semmoe bin/semmoe-lab bin/semmoe-refengine bin/kubectl-semmoe
 TOOL := go tool -modfile=internal/tools/go.mod
+LICENCE := internal/tools/licence.txt
 # Prints the output of go test, and the skipped tests with their reasons at the end.
 TEST := $(TOOL) gotestsum --format=standard-quiet --
 # The stories that run on the oldest Kubernetes release too.
@@ -35,7 +36,7 @@ image: bin/semmoe bin/semmoe-refengine ## Build the container images dist/semmoe
 
 .PHONY: generate
 generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md, tables of docs/engine-releases.md, and the chart and config/ from each other
-	$(TOOL) controller-gen object applyconfiguration crd:generateEmbeddedObjectMeta=true paths=./api/... output:crd:artifacts:config=config/crd
+	$(TOOL) controller-gen object:headerFile=$(LICENCE) applyconfiguration:headerFile=$(LICENCE) crd:generateEmbeddedObjectMeta=true paths=./api/... output:crd:artifacts:config=config/crd
 	cd internal/tools && go run ./crdtrim $(addprefix ../../,$(wildcard config/crd/semmoe.io_*.yaml))
 	$(TOOL) controller-gen rbac:roleName=semmoe-manager paths=./controllers/... output:rbac:artifacts:config=config/rbac
 	gofmt -l -w api

@@ -2,7 +2,6 @@ package solver
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	"github.com/semmoe/operator/solver/cost"
@@ -105,17 +104,6 @@ func DriftRequests(ctx context.Context, t *trace.Trace, p *Plan, requests []int)
 	}
 	nameKinds(served, t, requests)
 	return served, nil
-}
-
-// matches checks that a trace belongs to the plan's model.
-func (p *Plan) matches(t *trace.Trace) error {
-	if err := cost.Matches(t, p.Placement); err != nil {
-		return err
-	}
-	if p.Vocabulary != t.Model.Vocabulary {
-		return fmt.Errorf("the plan's tables are for a vocabulary of %d, the trace's is %d", p.Vocabulary, t.Model.Vocabulary)
-	}
-	return nil
 }
 
 // nameKinds sets the kinds of requests of a trace.

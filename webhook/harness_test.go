@@ -215,16 +215,6 @@ func create(t *testing.T, object client.Object) {
 	})
 }
 
-// eventually polls a condition until the manager or its cache has observed a change.
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !holds(); time.Sleep(interval) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-	}
-}
-
 // mentions reports whether one of the texts contains another one.
 func mentions(texts []string, part string) bool {
 	return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(text, part) })

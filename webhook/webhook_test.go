@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/poll"
 )
 
 // TestRefusals checks that a rejection names the field and the allowed values.
@@ -105,7 +106,7 @@ func TestRefusals(t *testing.T) {
 				return api.Create(t.Context(), moed, client.DryRunAll)
 			}
 			// The cache of the manager observes the other objects asynchronously.
-			eventually(t, "a refusal with "+tc.want, func() bool { err := refused(); return err != nil && strings.Contains(err.Error(), tc.want) })
+			poll.Until(t, "a refusal with "+tc.want, func() bool { err := refused(); return err != nil && strings.Contains(err.Error(), tc.want) })
 		})
 	}
 	if err := api.Create(t.Context(), deployment("accepted"), client.DryRunAll); err != nil {
@@ -365,7 +366,7 @@ func TestWarningsOfTheFamily(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		eventually(t, fmt.Sprintf("warnings of %q", tc.family), func() bool { // the cache of the manager is stale
+		poll.Until(t, fmt.Sprintf("warnings of %q", tc.family), func() bool { // the cache of the manager is stale
 			got := warningsOf(same)
 			return mentions(got, "NoAllToAll: ") && mentions(got, "UnprovenMap: ") == (tc.want != "") && (tc.want == "" || mentions(got, tc.want))
 		})
@@ -419,7 +420,7 @@ func TestDeletionWarnings(t *testing.T) {
 	moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "in-use"}
 	create(t, moed)
 	warned.take()
-	eventually(t, "a warning that the plan is pinned", func() bool {
+	poll.Until(t, "a warning that the plan is pinned", func() bool {
 		if err := api.Delete(t.Context(), plan.DeepCopy(), client.DryRunAll); err != nil {
 			t.Fatal(err)
 		}
@@ -434,7 +435,7 @@ func TestDeletionWarnings(t *testing.T) {
 	profile.Spec.Target = semmoev1.ProfilingTargetDedicated
 	profile.Spec.Dataset = &semmoev1.DatasetSpec{Path: "/models/data.jsonl"}
 	create(t, profile)
-	eventually(t, "a warning that the profile is used", func() bool {
+	poll.Until(t, "a warning that the profile is used", func() bool {
 		if err := api.Delete(t.Context(), profile.DeepCopy(), client.DryRunAll); err != nil {
 			t.Fatal(err)
 		}
@@ -455,13 +456,13 @@ func TestFaultsThatWereThere(t *testing.T) {
 	if err := api.Delete(t.Context(), without); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "creation without webhooks", func() bool { return api.Create(t.Context(), invalid.DeepCopy()) == nil })
+	poll.Until(t, "creation without webhooks", func() bool { return api.Create(t.Context(), invalid.DeepCopy()) == nil })
 	again := configuration.DeepCopy()
 	again.ObjectMeta = metav1.ObjectMeta{Name: configuration.Name}
 	if err := api.Create(t.Context(), again); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "webhooks again", func() bool { return asked(t.Context()) })
+	poll.Until(t, "webhooks again", func() bool { return asked(t.Context()) })
 
 	live := &semmoev1.MoEDeployment{}
 	if err := api.Get(t.Context(), client.ObjectKeyFromObject(invalid), live); err != nil {
@@ -517,12 +518,12 @@ func TestTrustIsKept(t *testing.T) {
 	if _, err := configurations.Update(t.Context(), live, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "trust again", func() bool { return slices.Equal(bundle(), before) && asked(t.Context()) })
+	poll.Until(t, "trust again", func() bool { return slices.Equal(bundle(), before) && asked(t.Context()) })
 
 	if err := clients.CoreV1().Secrets(secret.Namespace).Delete(t.Context(), secret.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "trust in another authority", func() bool { now := bundle(); return len(now) > 0 && !slices.Equal(now, before) && asked(t.Context()) })
+	poll.Until(t, "trust in another authority", func() bool { now := bundle(); return len(now) > 0 && !slices.Equal(now, before) && asked(t.Context()) })
 
 	live, err = configurations.Get(t.Context(), "semmoe", metav1.GetOptions{})
 	if err != nil {
@@ -568,7 +569,7 @@ func TestManagerAway(t *testing.T) {
 			t.Fatal(err)
 		}
 	}()
-	eventually(t, "creation that is not reviewed", func() bool { return !asked(t.Context()) })
+	poll.Until(t, "creation that is not reviewed", func() bool { return !asked(t.Context()) })
 	create(t, deployment("meanwhile"))
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/solver/lab/stream"
 	"github.com/semmoe/operator/solver/pipeline"
 )
 
@@ -137,7 +138,7 @@ type pipelineReport struct {
 	Ranks    int             `json:"ranks"`
 	Lengths  []pipelineSolve `json:"lengths"`
 	// Stream is the result for the batches of --stream; absent without the flag.
-	Stream *pipeline.Stream `json:"stream,omitempty"`
+	Stream *stream.Comparison `json:"stream,omitempty"`
 }
 
 // pipelineSolve is the schedule for one length.

@@ -14,7 +14,7 @@ import (
 	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/internal/files/regularfile"
 	"github.com/semmoe/operator/solver/cost/hardware"
-	"github.com/semmoe/operator/solver/pipeline"
+	"github.com/semmoe/operator/solver/lab/stream"
 )
 
 const (
@@ -27,7 +27,7 @@ const (
 )
 
 // compareStream compares schedules for the lengths in the file of --stream.
-func (f *pipelineFlags) compareStream(ctx context.Context, profile *hardware.Profile) (*pipeline.Stream, error) {
+func (f *pipelineFlags) compareStream(ctx context.Context, profile *hardware.Profile) (*stream.Comparison, error) {
 	text, err := regularfile.Read(f.stream, cli.MaxInputBytes)
 	if err != nil {
 		return nil, cli.InputError(fmt.Errorf("--stream: %w", err))
@@ -36,15 +36,15 @@ func (f *pipelineFlags) compareStream(ctx context.Context, profile *hardware.Pro
 	if err != nil {
 		return nil, cli.WithCode(fmt.Errorf("--stream: %s: %w", f.stream, err), cli.ExitInvalidFile)
 	}
-	var stream []pipeline.Batches
+	var batches []stream.Batches
 	for _, sequence := range slices.Sorted(maps.Keys(counts)) {
 		problem, err := f.problem(profile, sequence)
 		if err != nil {
 			return nil, err
 		}
-		stream = append(stream, pipeline.Batches{Problem: problem, Count: counts[sequence]})
+		batches = append(batches, stream.Batches{Problem: problem, Count: counts[sequence]})
 	}
-	compared, err := pipeline.SearchStream(ctx, stream)
+	compared, err := stream.Compare(ctx, batches)
 	if err != nil && ctx.Err() == nil {
 		return nil, cli.UsageErrorf("--stream: %w", err)
 	}
@@ -77,7 +77,7 @@ func parseStream(text []byte) (map[int]int, error) {
 	return counts, nil
 }
 
-func printStream(out io.Writer, s *pipeline.Stream) {
+func printStream(out io.Writer, s *stream.Comparison) {
 	if s == nil {
 		return
 	}

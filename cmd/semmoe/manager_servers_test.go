@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/certs"
+	"github.com/semmoe/operator/test/poll"
 )
 
 // A manager serves probes, metrics and webhooks with its own limits: it rejects a header that controller-runtime would
@@ -49,14 +49,10 @@ func TestManagerServers(t *testing.T) {
 	ask := func(address, path string, padding int) int {
 		t.Helper()
 		var connection net.Conn
-		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-			if connection, err = dial[address](); err == nil {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatal(err)
-			}
-		}
+		poll.Until(t, "the server at "+address+" accepts connections", func() bool {
+			connection, err = dial[address]()
+			return err == nil
+		})
 		defer connection.Close()
 		if _, err := io.WriteString(connection, "GET "+path+" HTTP/1.1\r\nHost: x\r\nX-Long: "+strings.Repeat("x", padding)+"\r\n\r\n"); err != nil {
 			t.Fatal(err)
@@ -83,22 +79,13 @@ func TestManagerServers(t *testing.T) {
 			t.Errorf("%s with a header of %d bytes: %d, want %d", tc.path, tc.padding, got, tc.want)
 		}
 	}
-	for deadline := time.Now().Add(30 * time.Second); !server.started.Load(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the webhook server does not start")
-		}
-	}
+	poll.Until(t, "the webhook server starts", server.started.Load)
 	// The issuer has no authority yet: the port is open, and handshakes fail.
 	if err := server.StartedChecker()(nil); err == nil || !strings.Contains(err.Error(), "not reachable") {
 		t.Errorf("a webhook server without a certificate is ready: %v", err)
 	}
 	stop()
-	select {
-	case err := <-ended:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(30 * time.Second):
-		t.Error("the manager does not end")
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }

@@ -14,12 +14,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/refengine"
+	"github.com/semmoe/operator/test/poll"
 )
 
 // startTiny serves the small model on four ranks, and returns its URL when it serves.
@@ -52,18 +52,14 @@ func startTiny(t *testing.T, expertMap, fault string) string {
 // untilOK waits until a URL returns status 200.
 func untilOK(t *testing.T, url string) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	poll.Until(t, url+" returns status 200", func() bool {
 		response, err := http.Get(url)
-		if err == nil {
-			response.Body.Close()
-			if response.StatusCode == http.StatusOK {
-				return
-			}
+		if err != nil {
+			return false
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s does not return status 200 within 30 s: %v", url, err)
-		}
-	}
+		response.Body.Close()
+		return response.StatusCode == http.StatusOK
+	})
 }
 
 // recordTiny records the outputs of the engine without a plan.

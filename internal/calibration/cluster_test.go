@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -212,42 +213,44 @@ func TestRunEndsWithTheDeadline(t *testing.T) {
 // TestRunOnALostNode verifies that a run ends if the node of the pod is lost. The API server reports such a pod as
 // running forever, and its log cannot be read.
 func TestRunOnALostNode(t *testing.T) {
-	deleted := metav1.NewTime(time.Now().Add(-cleanupTimeout - time.Second))
 	for name, c := range map[string]struct {
 		timeout, age time.Duration
-		deleted      *metav1.Time
+		deleted      bool
 		reads        int
 		wants        []string
 	}{
-		"past the deadline": {-cleanupTimeout, time.Minute, nil, 1, []string{errDeadline.Error(), "no route to host"}},
-		"during the run":    {10*time.Millisecond - cleanupTimeout, 0, nil, 2, []string{errDeadline.Error(), "no route to host"}},
-		"deleted":           {time.Hour, time.Minute, &deleted, 1, []string{"pod h200-x should have been deleted by " + deleted.UTC().Format(time.RFC3339), "node gpu-7", "no route to host"}},
+		"past the deadline": {-cleanupTimeout, time.Minute, false, 1, []string{errDeadline.Error(), "no route to host"}},
+		"during the run":    {10*time.Millisecond - cleanupTimeout, 0, false, 2, []string{errDeadline.Error(), "no route to host"}},
+		"deleted":           {time.Hour, time.Minute, true, 1, []string{"pod h200-x should have been deleted by 1999-12-31T23:59:29Z", "node gpu-7", "no route to host"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pod := podIn(corev1.PodStatus{Phase: corev1.PodRunning, StartTime: &metav1.Time{Time: time.Now().Add(-c.age)}})
-			pod.DeletionTimestamp, pod.Spec.NodeName = c.deleted, "gpu-7"
-			clients, reads := fake.NewClientset(), 0
-			clients.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-				return true, &corev1.PodList{Items: []corev1.Pod{pod}}, nil
-			})
-			clients.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-				reads++
-				return true, nil, apierrors.NewInternalError(errors.New("no route to host"))
-			})
-			spec := example()
-			spec.Timeout = c.timeout
-			cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-			defer cancel()
-			_, err := cluster.Run(ctx, spec, func(Event) {}, kept)
-			for _, want := range c.wants {
-				if err == nil || !strings.Contains(err.Error(), want) {
-					t.Errorf("%v, want %q", err, want)
+			synctest.Test(t, func(t *testing.T) {
+				pod := podIn(corev1.PodStatus{Phase: corev1.PodRunning, StartTime: &metav1.Time{Time: time.Now().Add(-c.age)}})
+				pod.Spec.NodeName = "gpu-7"
+				if c.deleted {
+					pod.DeletionTimestamp = &metav1.Time{Time: time.Now().Add(-cleanupTimeout - time.Second)} // the clock begins at 2000
 				}
-			}
-			if reads < c.reads {
-				t.Errorf("%d attempts to read the log, want at least %d", reads, c.reads)
-			}
+				clients, reads := fake.NewClientset(), 0
+				clients.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+					return true, &corev1.PodList{Items: []corev1.Pod{pod}}, nil
+				})
+				clients.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+					reads++
+					return true, nil, apierrors.NewInternalError(errors.New("no route to host"))
+				})
+				spec := example()
+				spec.Timeout = c.timeout
+				cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
+				_, err := cluster.Run(t.Context(), spec, func(Event) {}, kept)
+				for _, want := range c.wants {
+					if err == nil || !strings.Contains(err.Error(), want) {
+						t.Errorf("%v, want %q", err, want)
+					}
+				}
+				if reads < c.reads {
+					t.Errorf("%d attempts to read the log, want at least %d", reads, c.reads)
+				}
+			})
 		})
 	}
 }
@@ -255,33 +258,37 @@ func TestRunOnALostNode(t *testing.T) {
 // TestRunEndsPastTheDeadline verifies that the result is read if the run ended while its log could not be followed, for
 // example because the workstation was suspended until after the deadline.
 func TestRunEndsPastTheDeadline(t *testing.T) {
-	begun := metav1.Now()
-	running, done := phase(corev1.PodRunning), phase(corev1.PodSucceeded)
-	running.StartTime, done.StartTime = &begun, &begun
-	clients := (&node{states: []corev1.PodStatus{running, done}, logs: []string{start, last}}).clients()
-	clients.PrependReactor("get", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		time.Sleep(time.Until(begun.Add(2100 * time.Millisecond))) // while the log is read the deadline passes
-		return false, nil, nil
+	synctest.Test(t, func(t *testing.T) {
+		begun := metav1.Now()
+		running, done := phase(corev1.PodRunning), phase(corev1.PodSucceeded)
+		running.StartTime, done.StartTime = &begun, &begun
+		clients := (&node{states: []corev1.PodStatus{running, done}, logs: []string{start, last}}).clients()
+		clients.PrependReactor("get", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			time.Sleep(time.Until(begun.Add(2100 * time.Millisecond))) // while the log is read the deadline passes
+			return false, nil, nil
+		})
+		spec := example()
+		spec.Timeout = 2*time.Second - cleanupTimeout
+		if _, err := (&Cluster{Clients: clients, Poll: time.Millisecond}).Run(t.Context(), spec, func(Event) {}, kept); err != nil {
+			t.Error(err)
+		}
 	})
-	spec := example()
-	spec.Timeout = 2*time.Second - cleanupTimeout
-	if _, err := (&Cluster{Clients: clients, Poll: time.Millisecond}).Run(t.Context(), spec, func(Event) {}, kept); err != nil {
-		t.Error(err)
-	}
 }
 
 // TestRunWaitsForAQueuedJob verifies that the time in a queue does not count against the deadline of the Job.
 func TestRunWaitsForAQueuedJob(t *testing.T) {
-	clients := (&node{states: []corev1.PodStatus{phase(corev1.PodSucceeded)}, logs: []string{last}}).clients()
-	spec, begin := example(), time.Now()
-	spec.Timeout = 50*time.Millisecond - cleanupTimeout
-	clients.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return time.Since(begin) < 1500*time.Millisecond, &corev1.PodList{}, nil
+	synctest.Test(t, func(t *testing.T) {
+		clients := (&node{states: []corev1.PodStatus{phase(corev1.PodSucceeded)}, logs: []string{last}}).clients()
+		spec, begin := example(), time.Now()
+		spec.Timeout = 50*time.Millisecond - cleanupTimeout
+		clients.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return time.Since(begin) < 1500*time.Millisecond, &corev1.PodList{}, nil
+		})
+		cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
+		if _, err := cluster.Run(t.Context(), spec, func(Event) {}, kept); err != nil {
+			t.Error(err)
+		}
 	})
-	cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
-	if _, err := cluster.Run(t.Context(), spec, func(Event) {}, kept); err != nil {
-		t.Error(err)
-	}
 }
 
 // TestRunFails verifies that a failed Job is kept, and that the error contains the reason.

@@ -65,9 +65,9 @@ func TestReadRelease(t *testing.T) {
 	}
 }
 
-// TestStarts checks which configurations fail at startup, or return wrong routed experts, in which release. The
+// TestFailuresAtStartup checks which configurations fail at startup, or return wrong routed experts, in which release. The
 // releases are the vLLM wheels with checked sources.
-func TestStarts(t *testing.T) {
+func TestFailuresAtStartup(t *testing.T) {
 	const lmcache, nixl, multi = `--kv-transfer-config {"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}`, `--kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_both"}`,
 		`--kv-transfer-config {"kv_connector":"MultiConnector","kv_connector_extra_config":{"connectors":[{"kv_connector":"OffloadingConnector"},{"kv_connector":"MooncakeConnector"}]}}`
 	for name, test := range map[string]struct {

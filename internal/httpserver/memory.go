@@ -121,13 +121,6 @@ func (s *Share) Give(bytes int64) {
 	}
 }
 
-// Revoked reports whether the share was revoked.
-func (s *Share) Revoked() bool {
-	s.memory.mu.Lock()
-	defer s.memory.mu.Unlock()
-	return s.isRevoked
-}
-
 // Finish marks the request as complete. Its share cannot be revoked from then on. The error wraps ErrNoMemory if the
 // share was revoked before.
 func (s *Share) Finish() error {

@@ -13,7 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/semmoe/operator/test/poll"
 )
 
 // start starts a server for the duration of the test and returns its address.
@@ -123,10 +124,10 @@ func TestHeadersTakeMemory(t *testing.T) {
 		ok(w, r)
 	})})
 	_, lines := connect(t, address, "GET / HTTP/1.1\r\nHost: x\r\n"+strings.Repeat("a:\r\n", 100)) // 26 KB with 256 bytes per line
-	eventually(t, "the lines have come", func() bool { return memory.Held() > 25<<10 })
+	poll.Until(t, "the lines have come", func() bool { return memory.Held() > 25<<10 })
 	_, text := connect(t, address, "GET / HTTP/1.1\r\nHost: x\r\nX-Long: "+strings.Repeat("x", 16<<10))
 	closed(t, lines)
-	eventually(t, "only the text is held", func() bool { return memory.Held() > 16<<10 && memory.Held() < 20<<10 })
+	poll.Until(t, "only the text is held", func() bool { return memory.Held() > 16<<10 && memory.Held() < 20<<10 })
 	_, small := connect(t, address, request)
 	answered(t, small, http.StatusOK)
 	if during := <-held; during < 16<<10+int64(len(request)) {
@@ -138,17 +139,8 @@ func TestHeadersTakeMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	answered(t, answer, http.StatusOK)
-	eventually(t, "answered requests hold nothing", func() bool { return memory.Held() < 20<<10 })
+	poll.Until(t, "answered requests hold nothing", func() bool { return memory.Held() < 20<<10 })
 	_ = text
-}
-
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within 30 s: %s", what)
-		}
-	}
 }
 
 // TestEveryServerHasLimits verifies that no other package creates a server, because it could omit limits. Test programs

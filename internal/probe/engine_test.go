@@ -17,6 +17,7 @@ import (
 	"github.com/semmoe/operator/internal/model/reshuffle"
 	"github.com/semmoe/operator/internal/probe/prompts"
 	"github.com/semmoe/operator/internal/refengine"
+	"github.com/semmoe/operator/test/poll"
 )
 
 const (
@@ -49,7 +50,7 @@ func startStoppable(t *testing.T, change func(*refengine.Options)) (client *Clie
 	stop = func() { cancel(); done.Wait() }
 	t.Cleanup(stop)
 	client = &Client{Address: fmt.Sprintf("http://127.0.0.1:%d", o.Port), Model: "tiny"}
-	until(t, "healthy", func() bool {
+	poll.Until(t, "healthy", func() bool {
 		response, err := http.Get(client.Address + "/health")
 		if err != nil {
 			return false

@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -139,7 +140,7 @@ func (p *Probe) health(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	response, err := transport.Do(request)
+	response, err := cmp.Or(p.client.HTTP, transport).Do(request)
 	if err != nil {
 		return err
 	}

@@ -7,17 +7,21 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/semmoe/operator/internal/probe/prompts"
 	"github.com/semmoe/operator/internal/refengine"
+	"github.com/semmoe/operator/test/poll"
 )
 
 // scripted is an engine that returns stored answers and fails on request.
@@ -76,15 +80,6 @@ func (s *scripted) counters() (healthChecks, asked int) {
 	return s.healthChecks, s.asked
 }
 
-func until(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not %s within 30 s", what)
-		}
-	}
-}
-
 // run runs a fast probe until the test ends, and returns its result.
 func run(t *testing.T, p *Probe) <-chan error {
 	t.Helper()
@@ -114,7 +109,7 @@ func TestProbeFollowsTheEngine(t *testing.T) {
 	}
 	ended := run(t, probe)
 
-	until(t, "ready", func() bool { return readiness(probe) == http.StatusOK })
+	poll.Until(t, "ready", func() bool { return readiness(probe) == http.StatusOK })
 	// Prompts are sent concurrently, so several of them may be refused in each attempt.
 	healthChecks, before := engine.counters()
 	if healthChecks < 6 || before < 3+2 {
@@ -123,14 +118,14 @@ func TestProbeFollowsTheEngine(t *testing.T) {
 	// An engine that misses two health checks counts as busy, not as down.
 	first := 0
 	engine.change(func() { engine.unhealthy, first = 2, engine.healthChecks })
-	until(t, "looked at", func() bool { healthChecks, _ := engine.counters(); return healthChecks >= first+5 })
+	poll.Until(t, "looked at", func() bool { healthChecks, _ := engine.counters(); return healthChecks >= first+5 })
 	if _, asked := engine.counters(); asked != before || readiness(probe) != http.StatusOK {
 		t.Errorf("after two failures: status %d, %d prompts", readiness(probe), asked)
 	}
 	// An engine that misses three health checks counts as down, and is checked again.
 	engine.change(func() { engine.unhealthy = downTries })
-	until(t, "asked again", func() bool { _, asked := engine.counters(); return asked == before+2 })
-	until(t, "ready again", func() bool { return readiness(probe) == http.StatusOK })
+	poll.Until(t, "asked again", func() bool { _, asked := engine.counters(); return asked == before+2 })
+	poll.Until(t, "ready again", func() bool { return readiness(probe) == http.StatusOK })
 	// The engine returns with different outputs.
 	engine.change(func() {
 		changed := answers()
@@ -158,23 +153,43 @@ func TestProbeEndsWithItsContext(t *testing.T) {
 	}
 }
 
+// movable dials the running engine, and refuses connections while there is none, as a port without a listener does. An
+// engine that restarts at the same port could find it taken: by another process, or by the probe, whose connection to a
+// free local port may connect to itself.
+type movable struct{ address atomic.Pointer[string] }
+
+func (m *movable) client() *http.Client {
+	dial := func(ctx context.Context, network, _ string) (net.Conn, error) {
+		address := m.address.Load()
+		if address == nil {
+			return nil, &net.OpError{Op: "dial", Net: network, Err: syscall.ECONNREFUSED}
+		}
+		return new(net.Dialer).DialContext(ctx, network, *address)
+	}
+	return &http.Client{Transport: &http.Transport{DialContext: dial}}
+}
+
+func (m *movable) moveTo(engine *Client) {
+	address := strings.TrimPrefix(engine.Address, "http://")
+	m.address.Store(&address)
+}
+
 // TestProbeDetectsRestart checks that the engine counts as down immediately when its process ends, and that it does not
 // become ready again if it returns with a map that it ignores.
 func TestProbeDetectsRestart(t *testing.T) {
 	recorded := record(t)
-	client, stop := startStoppable(t, func(*refengine.Options) {})
-	probe := NewProbe(client, "/health", recorded, ranks, rankHeader)
+	engine, stop := startStoppable(t, func(*refengine.Options) {})
+	var place movable
+	place.moveTo(engine)
+	probe := NewProbe(&Client{Address: "http://engine", Model: engine.Model, HTTP: place.client()}, "/health", recorded, ranks, rankHeader)
 	ended := run(t, probe)
-	until(t, "ready", func() bool { return readiness(probe) == http.StatusOK })
+	poll.Until(t, "ready", func() bool { return readiness(probe) == http.StatusOK })
+	place.address.Store(nil)
 	stop()
-	until(t, "unready", func() bool { return readiness(probe) == http.StatusServiceUnavailable })
-	_, port, _ := strings.Cut(strings.TrimPrefix(client.Address, "http://"), ":")
-	startEngine(t, func(o *refengine.Options) {
-		if _, err := fmt.Sscan(port, &o.Port); err != nil {
-			t.Fatal(err)
-		}
+	poll.Until(t, "unready", func() bool { return readiness(probe) == http.StatusServiceUnavailable })
+	place.moveTo(startEngine(t, func(o *refengine.Options) {
 		o.Fault, o.InitExpertLocation = refengine.FaultIgnoreMapAtDispatch, expertMap(t, 0, 1, 2, 3)
-	})
+	}))
 	var difference *DifferenceError
 	if err := <-ended; !errors.As(err, &difference) {
 		t.Errorf("the probe returned %v", err)

@@ -89,7 +89,7 @@ func TestScenarios(t *testing.T) {
 }
 
 // A candidate is proven when only it serves. It may start when the serving revision can make room for it.
-func TestProvenAndMayTry(t *testing.T) {
+func TestProvenAndMayStart(t *testing.T) {
 	for name, tc := range map[string]struct {
 		budget    Budget
 		candidate Revision

@@ -23,7 +23,7 @@ func TestStudentQuantile(t *testing.T) {
 }
 
 // Between two looks the same minutes are evaluated, and routers report all of them.
-func TestLookAt(t *testing.T) {
+func TestWaitsForNewMinutes(t *testing.T) {
 	since := start.Add(20 * time.Second)
 	for name, tc := range map[string]struct {
 		after   time.Duration

@@ -53,7 +53,7 @@ func TestReportsTheLoadOfExperts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := lar.CountExperts(experts, shape, at, want); err != nil {
+		if _, err := lar.CountActivations(experts, shape, at, want); err != nil {
 			t.Fatal(err)
 		}
 		fetch(t, url+"/generate", body+"}")

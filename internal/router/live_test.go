@@ -203,9 +203,9 @@ func TestKnownIDs(t *testing.T) {
 	}
 }
 
-// TestCountsAside checks that counting tokens does not delay a client until too many counts run at the same time and
+// TestCountsConcurrently checks that counting tokens does not delay a client until too many counts run at the same time and
 // their memory must be bounded.
-func TestCountsAside(t *testing.T) {
+func TestCountsConcurrently(t *testing.T) {
 	observations := newObservations(prometheus.NewRegistry(), ProxyOptions{}, NewPool())
 	release := make(chan struct{})
 	var counted atomic.Int32

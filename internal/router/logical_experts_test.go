@@ -45,7 +45,7 @@ func permutedLayout(slotsPerRank int, slots ...int) *plans.Layout {
 
 var permutedShape = lar.Shape{Layers: 3, MoELayers: []int{1}, Experts: 4, ExpertsPerToken: 2}
 
-func TestTellsLogical(t *testing.T) {
+func TestReportsLogicalExperts(t *testing.T) {
 	l, other := permutedLayout(2, 2, 0, 3, 1), permutedShape
 	other.Experts = 8
 	for name, tc := range map[string]struct {
@@ -200,9 +200,9 @@ func TestUnreadableExpertsAreNotForwarded(t *testing.T) {
 	}
 }
 
-// TestTakeOfABatch checks that requested experts are removed from every element of a batch response, and that those of
+// TestRemovesExpertsOfABatch checks that requested experts are removed from every element of a batch response, and that those of
 // the first element are counted.
-func TestTakeOfABatch(t *testing.T) {
+func TestRemovesExpertsOfABatch(t *testing.T) {
 	m := &responseCapture{engine: engine.RoutedExperts{ResponsePaths: [][]string{{"m", "e"}}}}
 	found, rest := m.take([]byte(`[{"m":{"e":"a","x":1}}, {"m":{"e":"b"}},{}]`))
 	if string(found) != `"a"` || string(rest) != `[{"m":{"x":1}}, {},{}]` {

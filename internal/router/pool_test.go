@@ -179,9 +179,9 @@ func TestReturningBackendKeepsItsLoad(t *testing.T) {
 	}
 }
 
-// TestBackendsThatBlink checks that no load and no state remain after requests and backends have come and gone
+// TestBackendsThatComeAndGo checks that no load and no state remain after requests and backends have come and gone
 // concurrently.
-func TestBackendsThatBlink(t *testing.T) {
+func TestBackendsThatComeAndGo(t *testing.T) {
 	pool := poolWith(t, func(o *PoolOptions) { o.PendingLimitPerRank = 2 })
 	a, b := discovery.Backend{Pod: "a", Address: "a:1", Ranks: 2}, discovery.Backend{Pod: "b", Address: "b:1", Ranks: 2}
 	pool.Set([]discovery.Backend{a, b})

@@ -148,7 +148,7 @@ func (m *responseCapture) observe(text string) (lar.Observation, error) {
 		return lar.Observation{}, err
 	}
 	perExpert := expertload.NewCounts(shape)
-	count, err := lar.CountExperts(experts, shape, local, perExpert)
+	count, err := lar.CountActivations(experts, shape, local, perExpert)
 	if err != nil {
 		return lar.Observation{}, err
 	}

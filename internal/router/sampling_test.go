@@ -27,7 +27,7 @@ var (
 	sampledTrace    = flag.String("sampled-trace", "", "routing trace that the sampled rate is tested with, on 8 ranks, in place of the small model's")
 )
 
-func TestSampledIsTheAskedPart(t *testing.T) {
+func TestSampledPercentage(t *testing.T) {
 	const requests = 100_000
 	for _, percent := range []int{0, 1, 5, 50, 100} {
 		count := 0
@@ -193,7 +193,7 @@ func dispatched(t *testing.T, l *plans.Layout, recorded *trace.Trace, requests [
 		if err != nil {
 			t.Fatal(err)
 		}
-		count, err := lar.CountActivations(reportedExperts(recorded, begin, end), shape, at)
+		count, err := lar.CountActivations(reportedExperts(recorded, begin, end), shape, at, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

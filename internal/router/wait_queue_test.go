@@ -95,9 +95,9 @@ func play(t *testing.T, pool *Pool, requests []*request) (all served) {
 	return all
 }
 
-// TestHoldBringsRequestsToTheirExperts checks that waiting increases the local share of requests, keeps the loads even,
+// TestDelayBringsRequestsToTheirExperts checks that waiting increases the local share of requests, keeps the loads even,
 // and leaves no request in the queue.
-func TestHoldBringsRequestsToTheirExperts(t *testing.T) {
+func TestDelayBringsRequestsToTheirExperts(t *testing.T) {
 	const requests = 1500
 	none, _ := waitingPool(t, 0)
 	atOnce := play(t, none, samplePrompts(requests))
@@ -138,8 +138,8 @@ func queueLength(pool *Pool) (n int) {
 	return n
 }
 
-// TestHoldEnds checks that no request waits longer than the maximum, and that waiting is counted.
-func TestHoldEnds(t *testing.T) {
+// TestDelayEnds checks that no request waits longer than the maximum, and that waiting is counted.
+func TestDelayEnds(t *testing.T) {
 	const hold = 20 * time.Millisecond
 	pool, now := waitingPool(t, hold)
 	r := queuedRequest(t, pool)
@@ -154,8 +154,8 @@ func TestHoldEnds(t *testing.T) {
 	}
 }
 
-// TestHoldEndsWithItsClient checks that a request leaves the queue when its client disconnects.
-func TestHoldEndsWithItsClient(t *testing.T) {
+// TestDelayEndsWithItsClient checks that a request leaves the queue when its client disconnects.
+func TestDelayEndsWithItsClient(t *testing.T) {
 	pool, _ := waitingPool(t, time.Second)
 	r := queuedRequest(t, pool)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -165,9 +165,9 @@ func TestHoldEndsWithItsClient(t *testing.T) {
 	}
 }
 
-// TestHoldEndsInTime checks that a request with a deadline for pods that is shorter than the maximum waiting time is
+// TestDelayEndsAtTheDeadline checks that a request with a deadline for pods that is shorter than the maximum waiting time is
 // served at the deadline.
-func TestHoldEndsInTime(t *testing.T) {
+func TestDelayEndsAtTheDeadline(t *testing.T) {
 	pool, _ := waitingPool(t, time.Second)
 	r := queuedRequest(t, pool)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
@@ -177,8 +177,8 @@ func TestHoldEndsInTime(t *testing.T) {
 	}
 }
 
-// TestHoldSurvivesItsPlan checks that queued requests try again or time out when their plan is loaded again or removed.
-func TestHoldSurvivesItsPlan(t *testing.T) {
+// TestDelaySurvivesItsPlan checks that queued requests try again or time out when their plan is loaded again or removed.
+func TestDelaySurvivesItsPlan(t *testing.T) {
 	pool, _ := waitingPool(t, 50*time.Millisecond)
 	p, _ := solved(t)
 	for name, change := range map[string]func(){
@@ -232,7 +232,7 @@ func TestNoWaitAtLowLoad(t *testing.T) {
 	}
 }
 
-func TestHoldIsChecked(t *testing.T) {
+func TestDelayIsValidated(t *testing.T) {
 	for want, change := range map[string]func(*PoolOptions){
 		"hold: -1ns is invalid: it must be 0 to 1s": func(o *PoolOptions) { o.Hold = -1 },
 		"hold: 2s is invalid: it must be 0 to 1s":   func(o *PoolOptions) { o.Hold = 2 * time.Second },

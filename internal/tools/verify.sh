@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # verify.sh : fails, with the required action, on outdated generated files, unformatted code, untidy modules, findings of
-# go vet and staticcheck, and comments or messages that do not follow the vocabulary.
+# go vet and staticcheck, Go files without the licence header, and comments or messages that do not follow the
+# vocabulary.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 # The flags of bin/semmoe, so that the build cache is shared.
@@ -41,6 +42,9 @@ done
 
 # Language: the words of comments and messages (internal/tools/language/vocabulary.yaml).
 (cd internal/tools && go run ./language ../..) || complain "comments or messages do not follow internal/tools/language/vocabulary.yaml"
+
+# Each Go file begins with the licence.
+internal/tools/licence.sh --check || complain "Go files have no licence header"
 
 # No unfinished work.
 words=$(git grep -nIwE 'TODO|FIXME|XXX' -- ':!*.sum' ':!*testdata*' ':!internal/tools/verify.sh' || true)

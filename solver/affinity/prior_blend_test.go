@@ -71,9 +71,9 @@ func TestFade(t *testing.T) {
 	}
 }
 
-// TestTrustFollowsTheTraffic has a prior of the same traffic, which is as good as recent counts, and one of other
+// TestTrustDependsOnTheTraffic has a prior of the same traffic, which is as good as recent counts, and one of other
 // experts per token.
-func TestTrustFollowsTheTraffic(t *testing.T) {
+func TestTrustDependsOnTheTraffic(t *testing.T) {
 	shape := tracetest.Small
 	shape.DocumentsPerDomain = 30
 	tr := tracetest.Generate(shape, 1)
@@ -132,8 +132,8 @@ func TestMergedRequestsCountByWeight(t *testing.T) {
 	}
 }
 
-// TestThinnedRequests has a few requests of full weight among many of weight 0.01.
-func TestThinnedRequests(t *testing.T) {
+// TestRequestsOfLowWeight has a few requests of full weight among many of weight 0.01.
+func TestRequestsOfLowWeight(t *testing.T) {
 	requests := func(n int, tokens float32) *affinity.RequestCounts {
 		c := &affinity.RequestCounts{Layers: 1, Experts: 2, TopK: 1}
 		for range n {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/solver/assign"
+	"github.com/semmoe/operator/test/load"
 )
 
 // bestByEnumeration tries every assignment within the capacities.
@@ -155,7 +156,23 @@ func randomWeighted(random *rand.Rand, items, bins int) assign.Weighted {
 	return w
 }
 
-func TestRelaxedValueBoundsEveryAssignment(t *testing.T) {
+// relaxedValue returns the value of the Lagrangian relaxation, from its definition.
+func relaxedValue(w *assign.Weighted, prices assign.Prices) float64 {
+	bins, value := len(w.Limits), 0.0
+	for b, price := range prices {
+		value += price * w.Limits[b]
+	}
+	for i, size := range w.Sizes {
+		best := math.Inf(-1)
+		for b, price := range prices {
+			best = max(best, float64(w.Scores[i*bins+b])-float64(size)*price)
+		}
+		value += best
+	}
+	return value
+}
+
+func TestPriceBoundsEveryAssignment(t *testing.T) {
 	random := rand.New(rand.NewPCG(4, 4))
 	for range 300 {
 		items, bins := 2+random.IntN(6), 2+random.IntN(2)
@@ -164,8 +181,8 @@ func TestRelaxedValueBoundsEveryAssignment(t *testing.T) {
 			w.Limits[b] *= 1.2
 		}
 		prices, value := w.Price(50, nil)
-		if got := w.RelaxedValue(prices); math.Abs(got-value) > 1e-9 {
-			t.Fatalf("Price reports %v; RelaxedValue is %v", value, got)
+		if got := relaxedValue(&w, prices); math.Abs(got-value) > 1e-9 {
+			t.Fatalf("Price reports %v; the definition yields %v", value, got)
 		}
 		bin := make([]int, items)
 		for code := range int(math.Pow(float64(bins), float64(items))) {
@@ -227,7 +244,7 @@ func TestPriceFollowsEveryItem(t *testing.T) {
 			price = w.PriceExact
 		}
 		prices, value := price(1+random.IntN(100), nil)
-		if want := w.RelaxedValue(prices); math.Abs(value-want) > 1e-9*(1+want) {
+		if want := relaxedValue(&w, prices); math.Abs(value-want) > 1e-9*(1+want) {
 			t.Fatalf("%d items in %d bins: %v from step to step, %v from all items", len(w.Sizes), len(w.Limits), value, want)
 		}
 	}
@@ -317,14 +334,14 @@ func TestAssignTakesTheCheapestMoves(t *testing.T) {
 func TestAssignManyEqualItems(t *testing.T) {
 	const items, bins = 100_000, 16
 	w := assign.Weighted{Scores: make([]float32, items*bins), Sizes: slices.Repeat([]float32{1}, items), Limits: slices.Repeat([]float64{items / bins}, bins)}
-	begin, load := time.Now(), make([]int, bins)
+	begin, loads := time.Now(), make([]int, bins)
 	for _, bin := range w.Assign(make(assign.Prices, bins), 0) {
-		load[bin]++
+		loads[bin]++
 	}
-	if slices.Min(load) != items/bins {
-		t.Errorf("loads %v", load)
+	if slices.Min(loads) != items/bins {
+		t.Errorf("loads %v", loads)
 	}
-	if took := time.Since(begin); took > 10*time.Second {
+	if took := time.Since(begin); took > load.Scale(10*time.Second) {
 		t.Errorf("it takes %v", took)
 	}
 }

@@ -6,7 +6,7 @@
 // Invariants:
 //   - Solver.Assign is exact: no other assignment with the same capacities has a higher sum of scores, up to
 //     rounding.
-//   - Prices are dual variables. For non-negative prices, RelaxedValue is an upper bound on every assignment within
-//     the limits. For any prices, it is an upper bound on every assignment that fills each bin exactly.
+//   - Prices are dual variables. For non-negative prices, the value of the relaxation is an upper bound on every
+//     assignment within the limits. For any prices, it is an upper bound on every assignment that fills each bin exactly.
 //   - All results are deterministic; ties go to the lower bin.
 package assign

@@ -37,23 +37,16 @@ func (w *Weighted) best(item int, prices Prices) (bin int, value float64) {
 	return bin, value
 }
 
-// RelaxedValue returns the value of the Lagrangian relaxation, Σ_i max_b (score_ib − size_i·price_b) + Σ_b
-// price_b·limit_b, over items i and bins b. For non-negative prices it is an upper bound on the sum of scores of every
-// assignment within the limits, including fractional ones. For any prices it is an upper bound on every assignment that
-// fills each bin exactly to its limit.
-func (w *Weighted) RelaxedValue(prices Prices) float64 {
-	f := newFollower(w)
-	f.takeAll(prices)
-	return f.value(prices)
-}
-
-// Price minimizes RelaxedValue over non-negative prices by the given number of subgradient steps, and returns the best
-// prices with their value. The limits are maximum loads. If start is nil, all prices start at 0.
+// Price minimizes the value of the Lagrangian relaxation, Σ_i max_b (score_ib − size_i·price_b) + Σ_b price_b·limit_b
+// over items i and bins b, over non-negative prices. It takes the given number of subgradient steps, and returns the
+// best prices with their value. The value is an upper bound on the sum of scores of every assignment within the limits,
+// including fractional ones. If start is nil, all prices start at 0.
 func (w *Weighted) Price(steps int, start Prices) (Prices, float64) {
 	return w.price(steps, start, false)
 }
 
-// PriceExact is Price for bins that must be filled exactly to their limits: prices may be negative.
+// PriceExact is Price for bins that must be filled exactly to their limits: prices may be negative, and the value bounds
+// every assignment that fills them.
 func (w *Weighted) PriceExact(steps int, start Prices) (Prices, float64) {
 	return w.price(steps, start, true)
 }

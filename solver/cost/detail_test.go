@@ -89,7 +89,7 @@ func TestDetailSumsToTheReport(t *testing.T) {
 	}
 }
 
-func TestDealtMatchesBaselineLAR(t *testing.T) {
+func TestBaselineDetailMatchesLAR(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 3)
 	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
 		o := options(tr)

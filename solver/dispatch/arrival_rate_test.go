@@ -8,7 +8,7 @@ import (
 )
 
 // Waiting pays while at least as many requests arrive within the maximum wait as the queue holds.
-func TestPace(t *testing.T) {
+func TestArrivalRate(t *testing.T) {
 	p := dispatch.NewArrivalRate(4, 100*time.Millisecond)
 	for _, step := range []struct {
 		gap  time.Duration

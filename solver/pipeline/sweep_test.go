@@ -182,51 +182,8 @@ func TestSchedulesHideExchanges(t *testing.T) {
 	}
 }
 
-// streamOf returns batches of the backbone by length.
-func streamOf(t *testing.T, shape *Shape, counts map[int]int) []Batches {
-	t.Helper()
-	var stream []Batches
-	for _, sequence := range []int{512, 1024, 2048, 4096, 8192} {
-		if counts[sequence] == 0 {
-			continue
-		}
-		v := serving()
-		v.Sequence = sequence
-		p, err := shape.Problem(profile(t), v)
-		if err != nil {
-			t.Fatal(err)
-		}
-		stream = append(stream, Batches{p, counts[sequence]})
-	}
-	return stream
-}
-
-// One schedule per length is never slower than one for all lengths (FinDEP's Table 6).
-func TestAdaptiveIsAtLeastFixed(t *testing.T) {
-	for name, shape := range backbones(t) {
-		s, err := SearchStream(t.Context(), streamOf(t, shape, map[int]int{512: 10, 1024: 8, 2048: 6, 4096: 3, 8192: 1}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Logf("%s: adaptive over the mean length's %.4f, over the best fixed %.4f", name, s.Adaptive.TokensPerSecond/s.Mean.TokensPerSecond, s.Adaptive.TokensPerSecond/s.Fixed.TokensPerSecond)
-		if s.Batches != 28 || s.Lengths != 5 || s.Mean.Sequence != 2048 || math.Abs(s.MeanSequence-1645.7) > 0.1 {
-			t.Errorf("%s: the stream is %+v", name, s)
-		}
-		if s.Adaptive.TokensPerSecond < s.Fixed.TokensPerSecond*(1-1e-9) || s.Fixed.TokensPerSecond < s.Mean.TokensPerSecond || s.Mean.TokensPerSecond <= 0 {
-			t.Errorf("%s: %+v", name, s)
-		}
-		one, err := SearchStream(t.Context(), streamOf(t, shape, map[int]int{2048: 7}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !near(one.Adaptive.TokensPerSecond, one.Fixed.TokensPerSecond) || one.Mean != one.Fixed {
-			t.Errorf("%s: with one length %+v", name, one)
-		}
-	}
-}
-
 // A schedule kept at its own length is unchanged; at another length it matches the simulator.
-func TestKeep(t *testing.T) {
+func TestKeptSchedule(t *testing.T) {
 	r := rand.New(rand.NewPCG(21, 22))
 	for range instances(100) {
 		p := randomProblem(r)
@@ -235,7 +192,7 @@ func TestKeep(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		kept, err := keep(p, &found.Plan)
+		kept, err := p.Keep(&found.Plan)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -244,7 +201,7 @@ func TestKeep(t *testing.T) {
 		}
 		other := *p
 		other.Sequence = 1 + r.IntN(40)
-		if kept, err = keep(&other, &found.Plan); err != nil {
+		if kept, err = other.Keep(&found.Plan); err != nil {
 			t.Fatal(err)
 		}
 		schedule, err := simulate(kept.Durations, kept.Sizes, kept.Order)
@@ -257,15 +214,9 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-func TestStreamRefuses(t *testing.T) {
-	if _, err := SearchStream(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "no batch") {
-		t.Errorf("an empty stream: %v", err)
-	}
+func TestKeepRejectsOtherGroups(t *testing.T) {
 	p := randomProblem(rand.New(rand.NewPCG(23, 24)))
-	if _, err := SearchStream(t.Context(), []Batches{{p, 0}}); err == nil || !strings.Contains(err.Error(), "0 batches of") {
-		t.Errorf("no batch of a length: %v", err)
-	}
-	if _, err := keep(p, &Plan{AttentionRanks: 99, ExpertRanks: 1}); err == nil || !strings.Contains(err.Error(), "no split of 99 attention and 1 expert ranks") {
+	if _, err := p.Keep(&Plan{AttentionRanks: 99, ExpertRanks: 1}); err == nil || !strings.Contains(err.Error(), "no split of 99 attention and 1 expert ranks") {
 		t.Errorf("other groups: %v", err)
 	}
 }

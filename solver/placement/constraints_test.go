@@ -412,9 +412,9 @@ func TestRequestsOfFullWeightAreSampledFirst(t *testing.T) {
 	}
 }
 
-// TestSampledRequestsStandForAll has enough requests for the search to sample them. One of two ranks contains all
+// TestSampledRequestsRepresentAll has enough requests for the search to sample them. One of two ranks contains all
 // activated experts.
-func TestSampledRequestsStandForAll(t *testing.T) {
+func TestSampledRequestsRepresentAll(t *testing.T) {
 	requests := oneExpert(1700)
 	p := placement.Problem{Attention: placement.DataParallel, Ranks: 2, Requests: requests}
 	for l := range 22 {

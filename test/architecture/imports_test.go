@@ -32,13 +32,15 @@ var foreign = map[string][]string{
 
 type goPackage struct {
 	ImportPath string
-	Imports    []string
+	// Doc is the first sentence of the package comment.
+	Doc     string
+	Imports []string
 }
 
 // packages returns the packages of the module that the go command builds, without their tests.
 func packages(t *testing.T) []goPackage {
 	t.Helper()
-	command := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports", "./...")
+	command := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Doc,Imports", "./...")
 	command.Dir = "../.."
 	output, err := command.Output()
 	if err != nil {

@@ -44,8 +44,8 @@ func TestListed(t *testing.T) {
 	}
 }
 
-// TestTree checks that the tree in the documentation lists every package except those of tests, and only existing
-// directories. A line that ends with "a package for each" includes all packages below its directory.
+// TestTree checks that the tree in the documentation lists only existing directories, and each package except those of
+// tests or a directory above it.
 func TestTree(t *testing.T) {
 	text, err := os.ReadFile(development)
 	if err != nil {
@@ -60,14 +60,23 @@ func TestTree(t *testing.T) {
 		}
 	}
 	for _, p := range packages(t) {
-		dir := strings.TrimPrefix(p.ImportPath, module+"/")
-		level, _ := top(p.ImportPath)
-		_, known := dirs[dir]
-		for above := path.Dir(dir); above != "."; above = path.Dir(above) {
-			known = known || strings.HasSuffix(dirs[above], "a package for each")
+		dir, known := strings.TrimPrefix(p.ImportPath, module+"/"), false
+		for above := dir; above != "." && !known; above = path.Dir(above) {
+			_, known = dirs[above]
 		}
-		if level != "test" && !known {
+		if level, _ := top(p.ImportPath); level != "test" && !known {
 			t.Errorf("docs/development.md does not list %s", dir)
+		}
+	}
+}
+
+// TestPackagesAreDocumented checks that each package has a comment, except generated packages and those of tests. The
+// comments replace a list of packages in the documentation.
+func TestPackagesAreDocumented(t *testing.T) {
+	for _, p := range packages(t) {
+		level, _ := top(p.ImportPath)
+		if level != "test" && p.Doc == "" && !strings.Contains(p.ImportPath, "/applyconfiguration") {
+			t.Errorf("%s has no package comment", p.ImportPath)
 		}
 	}
 }

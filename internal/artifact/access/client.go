@@ -195,15 +195,6 @@ func (a responseBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Has reports whether an artifact is stored. It does not read the bytes.
-func (c *Client) Has(ctx context.Context, scope artifact.Scope, digest artifact.Digest) (bool, error) {
-	err := c.doJSON(ctx, c.request(ctx, http.MethodHead, c.artifact(scope, digest), nil), nil)
-	if errors.Is(err, artifact.ErrNotFound) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
 // Delete deletes an artifact that List returned. If the artifact was stored again in the meantime, Delete returns
 // ErrConflict. If the artifact is the result of its scope, the result is deleted, too. Only the manager is allowed to
 // delete.

@@ -22,6 +22,7 @@ import (
 
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/certs"
+	"github.com/semmoe/operator/test/poll"
 )
 
 // Stores that start at the same time share one CA. Clients get its certificate, but not its key.
@@ -91,14 +92,14 @@ func TestCertificateStaysPublished(t *testing.T) {
 	if err := maps.Delete(t.Context(), name.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the deleted certificate is published", isPublished)
+	poll.Until(t, "the deleted certificate is published", isPublished)
 	changed := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 		Name: name.Name, Labels: map[string]string{"team": "platform"}, Annotations: map[string]string{"copy": "everywhere"},
 	}, Data: map[string]string{caKey: "another"}}
 	if _, err := maps.Update(t.Context(), changed, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the changed certificate is published", isPublished)
+	poll.Until(t, "the changed certificate is published", isPublished)
 	stop()
 	group.Wait()
 
@@ -186,7 +187,7 @@ func TestCertificateFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the new certificate is served", func() bool {
+	poll.Until(t, "the new certificate is served", func() bool {
 		conn, err := tls.Dial("tcp", store.address, &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13})
 		if err == nil {
 			conn.Close()

@@ -361,13 +361,3 @@ func startChild(t *testing.T, options childOptions) *child {
 	}
 	return &child{address: strings.TrimSpace(string(line[:n])), process: command.Process}
 }
-
-// eventually polls until the condition holds.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !condition(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("timeout after 20 s: %s", what)
-		}
-	}
-}

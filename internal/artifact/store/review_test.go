@@ -69,7 +69,7 @@ func TestReviewAnswers(t *testing.T) {
 }
 
 // Tokens without the audience of the store, or that have expired, are rejected without a token review.
-func TestPlausible(t *testing.T) {
+func TestImplausibleTokens(t *testing.T) {
 	at := time.Unix(1_900_000_000, 0)
 	payload := func(text string) string { return "e30." + base64.RawURLEncoding.EncodeToString([]byte(text)) + ".e30" }
 	const noToken = "not a service account token"
@@ -104,7 +104,7 @@ func TestPlausible(t *testing.T) {
 
 // The number of token reviews for made-up tokens is limited per address. They delay neither tokens of other addresses
 // nor confirmed tokens.
-func TestMadeUpTokens(t *testing.T) {
+func TestInvalidTokensAreLimited(t *testing.T) {
 	clients := fake.NewClientset()
 	ours, reviews := jwt(time.Now().Add(time.Hour)), 0
 	clients.PrependReactor("create", "tokenreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {

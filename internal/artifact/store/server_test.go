@@ -27,11 +27,12 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/test/metricsdoc"
+	"github.com/semmoe/operator/test/poll"
 )
 
 // The sequence of a deployment: a profiling pod stores its result, the manager finds the result by the inputs and
 // stores tables, and a router reads the tables. The sweep removes unreferenced artifacts.
-func TestPass(t *testing.T) {
+func TestProfilePlanRoute(t *testing.T) {
 	store := startDefault(t, t.TempDir())
 	ctx := t.Context()
 	profile := clientFor(t, store.address, podToken(t, profilePod("profile")))
@@ -42,9 +43,6 @@ func TestPass(t *testing.T) {
 	digest, err := profile.Put(ctx, scopeA, io.MultiReader(bytes.NewReader(trace))) // not an io.Seeker
 	if err != nil {
 		t.Fatal(err)
-	}
-	if has, err := profile.Has(ctx, scopeA, digest); err != nil || !has {
-		t.Errorf("has: %t, %v", has, err)
 	}
 	if won, err := profile.Publish(ctx, scopeA, digest); err != nil || won != digest {
 		t.Errorf("publish: %s, %v", won, err)
@@ -93,9 +91,6 @@ func TestPass(t *testing.T) {
 	}
 	if all, err := manager.ListAll(ctx); err != nil || len(all) != 1 || all[0].Scope != scopeB {
 		t.Errorf("left: %v, %v", all, err)
-	}
-	if has, err := router.Has(ctx, scopeB, digest); err != nil || has {
-		t.Errorf("has of a missing artifact: %t, %v", has, err)
 	}
 	if _, err := fetch(ctx, router, scopeB, digest); !errors.Is(err, artifact.ErrNotFound) {
 		t.Errorf("get of a missing artifact: error %v", err)
@@ -299,7 +294,7 @@ func TestClientDetectsFlippedByte(t *testing.T) {
 		if _, err := fetch(t.Context(), c, scopeA, digest); !errors.Is(err, artifact.ErrCorrupt) {
 			t.Errorf("%d bytes: error %v, want %v", size, err, artifact.ErrCorrupt)
 		}
-		eventually(t, "the damaged bytes are gone", func() bool {
+		poll.Until(t, "the damaged bytes are gone", func() bool {
 			_, err := os.Stat(filepath.Join(dir, artifactKey(scopeA, digest)))
 			return os.IsNotExist(err)
 		})

@@ -160,8 +160,8 @@ func TestFindProblem(t *testing.T) {
 	}
 }
 
-// TestPullCauseStays verifies that the message is the same for all attempts and back-offs.
-func TestPullCauseStays(t *testing.T) {
+// TestPullCauseIsConstant verifies that the message is the same for all attempts and back-offs.
+func TestPullCauseIsConstant(t *testing.T) {
 	for name, test := range map[string]struct {
 		messages []string
 		cause    string
@@ -205,7 +205,7 @@ func TestImageField(t *testing.T) {
 	}
 }
 
-func TestFirstEnd(t *testing.T) {
+func TestFirstTermination(t *testing.T) {
 	ended := func(name string, code int32, after time.Duration) *corev1.Pod {
 		return pod(func(p *corev1.Pod) {
 			p.Name = name

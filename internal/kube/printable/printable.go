@@ -55,13 +55,6 @@ func Line(text string, limit int) string {
 // columns stay aligned.
 func Runes(text string) string { return strings.Map(visible, text) }
 
-// lastLine returns the last non-empty line of a text, formatted like Line. The last line of a program's output usually
-// contains its error.
-func lastLine(text string, limit int) string {
-	text = strings.TrimSpace(text)
-	return Line(text[strings.LastIndexAny(text, "\n\r")+1:], limit)
-}
-
 // visible returns a safe character unchanged, a space for white space, and U+FFFD for an unsafe character.
 func visible(r rune) rune {
 	switch {

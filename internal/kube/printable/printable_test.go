@@ -39,9 +39,6 @@ func TestLine(t *testing.T) {
 	if got := Line("éééé", 6); got != "é..." {
 		t.Errorf("truncated within a character: %q", got)
 	}
-	if got := lastLine("Traceback:\n  File x\n\x1b[31mRuntimeError: no\x1b[0m\r\n\n", 300); got != "RuntimeError: no" {
-		t.Errorf("last line: %q", got)
-	}
 }
 
 // harmful reports whether a text contains unsafe characters. It states the rules independently of the code.

@@ -28,9 +28,9 @@ func (c closed) Open(name string) (fs.File, error) {
 // Stat succeeds on a file that cannot be opened, as on a real system.
 func (c closed) Stat(name string) (fs.FileInfo, error) { return fs.Stat(c.FS, name) }
 
-// TestClosedFiles checks that a directory that cannot be read is left out, such as the lost+found of a volume, and that
+// TestUnreadableFilesOfOtherUsers checks that a directory that cannot be read is left out, such as the lost+found of a volume, and that
 // a file that cannot be read is an error.
-func TestClosedFiles(t *testing.T) {
+func TestUnreadableFilesOfOtherUsers(t *testing.T) {
 	c, m := reversed(t)
 	for _, name := range []string{"lost+found/#12", "README.md", "sub/vocabulary.txt", "hf_quant_config.json"} {
 		writeFile(t, filepath.Join(c.Dir, name), []byte("{}"))

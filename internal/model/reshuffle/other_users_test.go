@@ -67,8 +67,8 @@ func TestAnotherUsersOutput(t *testing.T) {
 	sameTensors(t, expected(s.tensors, s.work[0].Permutation), readAll(t, s.work[0].Out))
 }
 
-// TestClosedGuards covers files of earlier versions that only their owner may write.
-func TestClosedGuards(t *testing.T) {
+// TestGuardFilesOfOtherUsers covers files of earlier versions that only their owner may write.
+func TestGuardFilesOfOtherUsers(t *testing.T) {
 	s := newOpenShared(t, 1)
 	out := s.work[0].Out
 	mustRunAs(t, userA, s.work[0])

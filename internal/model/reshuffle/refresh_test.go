@@ -170,8 +170,8 @@ func TestRefreshKeepsUnreadFiles(t *testing.T) {
 	}
 }
 
-// TestRefreshStaysInside checks that a manifest cannot name files outside of its output.
-func TestRefreshStaysInside(t *testing.T) {
+// TestRefreshStaysInsideTheOutput checks that a manifest cannot name files outside of its output.
+func TestRefreshStaysInsideTheOutput(t *testing.T) {
 	dir := t.TempDir()
 	out, outside := filepath.Join(dir, "out"), filepath.Join(dir, "outside")
 	writeFile(t, filepath.Join(outside, "file"), []byte("x"))

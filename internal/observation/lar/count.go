@@ -29,11 +29,6 @@ type Locality struct {
 	CopyRule placement.CopyRule
 }
 
-// Local reports whether the serving rank uses its own copy of an expert of a layer (the model's index).
-func (l Locality) Local(layer, expert int) bool {
-	return l.CopyRule.Copy(l.Hosts(layer, expert), l.Rank) == l.Rank
-}
-
 // Validate rejects an invalid rank.
 func (l Locality) Validate() error {
 	if l.Ranks <= 0 || l.Rank < 0 || l.Rank >= l.Ranks {
@@ -120,14 +115,9 @@ type Count struct {
 // [tokens][Shape.Layers][Shape.ExpertsPerToken]. IDs at or above the number of experts are shared experts that an
 // engine reports with the routed ones; they are not counted. A token in a layer that lists a routed expert twice is not
 // counted either: the engine did not fill this memory. For an expert with several copies on other ranks, the first one
-// is counted as remote.
-func CountActivations(experts []int32, shape Shape, at Locality) (Count, error) {
-	return CountExperts(experts, shape, at, nil)
-}
-
-// CountExperts is CountActivations. It also adds the activations per expert, [MoE layer][expert] in one slice, to
-// perExpert unless that is nil.
-func CountExperts(experts []int32, shape Shape, at Locality, perExpert []int64) (Count, error) {
+// is counted as remote. The activations per expert, [MoE layer][expert] in one slice, are added to perExpert unless that
+// is nil.
+func CountActivations(experts []int32, shape Shape, at Locality, perExpert []int64) (Count, error) {
 	row := shape.Layers * shape.ExpertsPerToken
 	if row <= 0 || len(experts)%row != 0 {
 		return Count{}, fmt.Errorf("%d expert ids do not fit %d layers of %d experts per token", len(experts), shape.Layers, shape.ExpertsPerToken)

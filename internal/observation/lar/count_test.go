@@ -25,7 +25,7 @@ func TestCountActivations(t *testing.T) {
 		1, 4, // the shared expert does not count
 		7, -1,
 	}
-	got, err := CountActivations(append(append([]int32{}, token...), token...), shape, at)
+	got, err := CountActivations(append(append([]int32{}, token...), token...), shape, at, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,15 +61,12 @@ func TestCountCopies(t *testing.T) {
 		for rank, want := range wanted {
 			want.LayerGroups, want.Tokens, want.TokenLayers = []Activations{want.Activations}, 1, 1
 			at := Locality{Rank: rank, Ranks: 3, Hosts: func(_, expert int) []int { return hosts[expert] }, CopyRule: rule}
-			got, err := CountActivations([]int32{0, 1, 2}, one, at)
+			got, err := CountActivations([]int32{0, 1, 2}, one, at, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("rule %q, rank %d (-want +got):\n%s", rule, rank, diff)
-			}
-			if got.Local != want.Local || at.Local(0, 2) != (rank == 2) {
-				t.Errorf("rule %q, rank %d: expert 2 is local: %v", rule, rank, at.Local(0, 2))
 			}
 		}
 	}
@@ -80,7 +77,7 @@ func TestRefusesWhatCannotBeCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := CountActivations(make([]int32, 12), shape, Locality{Rank: 2, Ranks: 2, Hosts: at.Hosts}); err == nil {
+	if _, err := CountActivations(make([]int32, 12), shape, Locality{Rank: 2, Ranks: 2, Hosts: at.Hosts}, nil); err == nil {
 		t.Error("rank 2 of 2 was counted")
 	}
 	for name, s := range map[string]Shape{
@@ -124,7 +121,7 @@ func TestCountOmitsUnrecordedRows(t *testing.T) {
 		t.Fatal(err)
 	}
 	experts := []int32{9, 9, 0, 1, 0, 2, 2, 3, 1, 0, 3, 3} // the last layer contains one twice
-	got, err := CountActivations(append(experts, make([]int32, 12)...), shape, at)
+	got, err := CountActivations(append(experts, make([]int32, 12)...), shape, at, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +156,7 @@ func TestCountTable(t *testing.T) {
 		var got Count
 		at, err := Contiguous(shape, tc.ranks, tc.rank)
 		if err == nil {
-			got, err = CountActivations(tc.experts, shape, at)
+			got, err = CountActivations(tc.experts, shape, at, nil)
 		}
 		if diff := cmp.Diff(tc.want, got.Activations); diff != "" || (err != nil) != tc.fails {
 			t.Errorf("%s: error %v, (-want +got):\n%s", name, err, diff)

@@ -113,7 +113,7 @@ func TestServiceWindow(t *testing.T) {
 	}
 }
 
-func TestRefusesWhatNoRouterTells(t *testing.T) {
+func TestRejectsInvalidReports(t *testing.T) {
 	with := func(value float64, x Covariates) (m Moments) {
 		m.AddWith(value, x)
 		return m

@@ -118,7 +118,7 @@ func TestMomentsAgainstResiduals(t *testing.T) {
 	}
 }
 
-func TestTooLittleToTell(t *testing.T) {
+func TestTooFewRequests(t *testing.T) {
 	var s Sketch
 	x := 0.5
 	if !math.IsNaN(s.Overall.Value()) || !math.IsNaN(s.RemoteRanksPerToken()) || !math.IsNaN(s.Forecast.Predicted()) {

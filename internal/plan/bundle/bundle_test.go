@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -23,6 +22,7 @@ import (
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace/tracetest"
+	"github.com/semmoe/operator/test/poll"
 	"github.com/semmoe/operator/test/tier"
 )
 
@@ -154,7 +154,7 @@ func TestFetchWithoutStoreLeavesTheDirectory(t *testing.T) {
 	}
 }
 
-func TestIncompletePlansAreFoundAndMended(t *testing.T) {
+func TestIncompletePlansAreFoundAndRepaired(t *testing.T) {
 	store := environment.Run(t)
 	client, ctx := store.Client(t), t.Context()
 	a := encoded(t, 1)
@@ -206,12 +206,13 @@ func TestIncompletePlansAreFoundAndMended(t *testing.T) {
 	if err := bundle.Fetch(ctx, client, "team-a", a.Digest, t.TempDir()); !errors.Is(err, artifact.ErrCorrupt) {
 		t.Errorf("error %v, want %v", err, artifact.ErrCorrupt)
 	}
-	deadline := time.Now().Add(10 * time.Second) // the store reads damaged files again
-	for complete := true; complete; time.Sleep(10 * time.Millisecond) {
-		if complete, err = bundle.Complete(ctx, client, "team-a", a.Digest); err != nil || time.Now().After(deadline) {
-			t.Fatalf("complete: %t, %v, with a damaged file", complete, err)
+	poll.Until(t, "the store has read the damaged file again", func() bool {
+		complete, err := bundle.Complete(ctx, client, "team-a", a.Digest)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
+		return !complete
+	})
 	publish()
 }
 

@@ -107,7 +107,7 @@ func TestGroup(t *testing.T) {
 	}
 }
 
-func TestGroupEndsWhileItGathers(t *testing.T) {
+func TestGroupEndsBeforeItIsComplete(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	leader := lead(ctx, listen(t), 2)
 	cancel()
@@ -155,8 +155,8 @@ func (l *reportingListener) Accept() (net.Conn, error) {
 	return connection, err
 }
 
-// TestLeaveEndsBySilence leaves the group of a leader that hangs. A leader that only takes long keeps its member.
-func TestLeaveEndsBySilence(t *testing.T) {
+// TestLeavesASilentLeader leaves the group of a leader that hangs. A leader that only takes long keeps its member.
+func TestLeavesASilentLeader(t *testing.T) {
 	listener := listen(t)
 	defer listener.Close()
 	hanging := make(chan net.Conn, 1)

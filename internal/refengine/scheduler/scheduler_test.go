@@ -101,7 +101,7 @@ func randomPrompt(rng *rand.Rand, n int) []int32 {
 
 // The output of a request does not depend on concurrent requests, on the chunk size of its prompt, or on canceled
 // requests.
-func TestResultsDoNotDependOnCompany(t *testing.T) {
+func TestResultsDoNotDependOnOtherRequests(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	var requests []Request
 	for i := range 24 {

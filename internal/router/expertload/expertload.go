@@ -62,7 +62,7 @@ type Window struct {
 // New returns a window that reports series experts at either end of the ranking.
 func New(series int) *Window { return &Window{series: min(max(series, 0), MaxSeries), now: time.Now} }
 
-// NewCounts returns counts for the experts of a model, for lar.CountExperts; nil if the model has too many experts.
+// NewCounts returns counts for the experts of a model, for lar.CountActivations; nil if the model has too many experts.
 func NewCounts(shape lar.Shape) []int64 {
 	size := len(shape.MoELayers) * shape.Experts
 	if size > maxExperts {

@@ -33,7 +33,7 @@ func add(t testing.TB, w *Window, model string, shape lar.Shape, experts []int32
 		t.Fatal(err)
 	}
 	counts := NewCounts(shape)
-	if _, err := lar.CountExperts(experts, shape, at, counts); err != nil {
+	if _, err := lar.CountActivations(experts, shape, at, counts); err != nil {
 		t.Fatal(err)
 	}
 	w.Add(model, shape, counts)
@@ -214,7 +214,7 @@ func BenchmarkCount(b *testing.B) {
 	w := New(DefaultSeries)
 	b.Run("local only", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := lar.CountActivations(experts, shape, at); err != nil {
+			if _, err := lar.CountActivations(experts, shape, at, nil); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -222,7 +222,7 @@ func BenchmarkCount(b *testing.B) {
 	b.Run("each expert", func(b *testing.B) {
 		for b.Loop() {
 			counts := NewCounts(shape)
-			if _, err := lar.CountExperts(experts, shape, at, counts); err != nil {
+			if _, err := lar.CountActivations(experts, shape, at, counts); err != nil {
 				b.Fatal(err)
 			}
 			w.Add("m", shape, counts)

@@ -23,6 +23,7 @@ import (
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 	"github.com/semmoe/operator/internal/router/wire"
+	"github.com/semmoe/operator/test/poll"
 	"github.com/semmoe/operator/test/tier"
 )
 
@@ -200,12 +201,12 @@ func TestPlansWithoutTheStore(t *testing.T) {
 	k := keep(t, dir, client, counted)
 	backends := serving(first.Artifact.Digest, second.Artifact.Digest)
 	k.Want(backends)
-	eventually(t, "several attempts", func() bool { return attempts.Load() >= 6 })
+	poll.Until(t, "several attempts", func() bool { return attempts.Load() >= 6 })
 	if n := k.loaded(); n != 0 {
 		t.Fatalf("%d plans are loaded while the store is away", n)
 	}
 	store.Start(t)
-	eventually(t, "both plans are used", func() bool { return k.scores(first) && k.scores(second) })
+	poll.Until(t, "both plans are used", func() bool { return k.scores(first) && k.scores(second) })
 	if n := k.loaded(); n != 2 {
 		t.Errorf("%d plans are loaded", n)
 	}
@@ -215,7 +216,7 @@ func TestPlansWithoutTheStore(t *testing.T) {
 	attempts.Store(0)
 	k = keep(t, dir, client, counted)
 	k.Want(backends)
-	eventually(t, "both plans are used again", func() bool { return k.scores(first) && k.scores(second) })
+	poll.Until(t, "both plans are used again", func() bool { return k.scores(first) && k.scores(second) })
 	if attempts.Load() != 2 {
 		t.Errorf("%d attempts for two plans that lie on disk", attempts.Load())
 	}
@@ -232,7 +233,7 @@ func TestDamagedPlans(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "plans")
 			k := keep(t, dir, client)
 			k.Want(serving(p.Artifact.Digest))
-			eventually(t, "the plan is used", func() bool { return k.scores(p) })
+			poll.Until(t, "the plan is used", func() bool { return k.scores(p) })
 			k.stop()
 
 			path := filepath.Join(dir, p.Artifact.Digest, name)
@@ -248,7 +249,7 @@ func TestDamagedPlans(t *testing.T) {
 			}
 			k = keep(t, dir, client)
 			k.Want(serving(p.Artifact.Digest))
-			eventually(t, "the plan is used again", func() bool { return k.scores(p) })
+			poll.Until(t, "the plan is used again", func() bool { return k.scores(p) })
 			if again, err := os.ReadFile(path); err != nil || !bytes.Equal(again, whole) {
 				t.Errorf("%s was not fetched anew: %v", name, err)
 			}
@@ -270,18 +271,18 @@ func TestPlansComeAndGo(t *testing.T) {
 	k := keep(t, dir, client, func(k *Keeper) { k.grace, k.sweep = grace, 5*time.Millisecond })
 	old, young := serving(first.Artifact.Digest), serving(second.Artifact.Digest)
 	k.Want(serving(first.Artifact.Digest, second.Artifact.Digest, "../evil"))
-	eventually(t, "both plans are used", func() bool { return k.scores(first) && k.scores(second) })
+	poll.Until(t, "both plans are used", func() bool { return k.scores(first) && k.scores(second) })
 	if n := k.loaded(); n != 2 {
 		t.Errorf("%d plans are loaded, want 2 and not the malformed one", n)
 	}
 	k.Want(young)
-	eventually(t, "the old plan is gone from disk", func() bool { return len(entries(t, dir)) == 1 })
-	eventually(t, "the old plan is gone from memory", func() bool { return k.loaded() == 1 })
+	poll.Until(t, "the old plan is gone from disk", func() bool { return len(entries(t, dir)) == 1 })
+	poll.Until(t, "the old plan is gone from memory", func() bool { return k.loaded() == 1 })
 	if !k.scores(second) {
 		t.Error("the plan that is named was dropped")
 	}
 	k.Want(old)
-	eventually(t, "the old plan is used again", func() bool { return k.scores(first) })
+	poll.Until(t, "the old plan is used again", func() bool { return k.scores(first) })
 	if got := entries(t, parent); len(got) != 1 {
 		t.Errorf("files next to the plans = %v", got)
 	}
@@ -296,7 +297,7 @@ func TestRestartKeepsPlans(t *testing.T) {
 	client := store.Client(t)
 	k := keep(t, dir, client)
 	k.Want(serving(p.Artifact.Digest))
-	eventually(t, "the plan is used", func() bool { return k.scores(p) })
+	poll.Until(t, "the plan is used", func() bool { return k.scores(p) })
 	k.stop()
 	store.Stop()
 
@@ -304,7 +305,7 @@ func TestRestartKeepsPlans(t *testing.T) {
 	k.Want(nil)
 	k.Want(serving(""))
 	k.Want(serving(p.Artifact.Digest))
-	eventually(t, "the plan is used again", func() bool { return k.scores(p) })
+	poll.Until(t, "the plan is used again", func() bool { return k.scores(p) })
 	if got := entries(t, dir); strings.Join(got, " ") != p.Artifact.Digest {
 		t.Errorf("%v lie on disk", got)
 	}
@@ -330,20 +331,20 @@ func TestSwapsTables(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "plans")
 	k := keep(t, dir, store.Client(t), func(k *Keeper) { k.grace, k.sweep = 20*time.Millisecond, time.Millisecond })
 	k.Want(serving(p.Artifact.Digest))
-	eventually(t, "the plan is used", func() bool { return k.scores(p) && k.uses(p, p) })
+	poll.Until(t, "the plan is used", func() bool { return k.scores(p) && k.uses(p, p) })
 	own := k.best(p)
 	k.use(p, first.Artifact.Digest)
-	eventually(t, "new tables are used", func() bool { return k.uses(p, first) })
+	poll.Until(t, "new tables are used", func() bool { return k.uses(p, first) })
 	if got := k.best(p); got != 1 {
 		t.Errorf("the best rank is %d, the tables say 1", got)
 	}
 	k.use(p, second.Artifact.Digest)
-	eventually(t, "other tables are used", func() bool { return k.uses(p, second) && k.best(p) == 2 })
-	eventually(t, "the first ones are gone", func() bool { return len(entries(t, dir)) == 2 })
+	poll.Until(t, "other tables are used", func() bool { return k.uses(p, second) && k.best(p) == 2 })
+	poll.Until(t, "the first ones are gone", func() bool { return len(entries(t, dir)) == 2 })
 
 	k.use(p, other.Artifact.Digest)
-	eventually(t, "a plan of another layout is loaded", func() bool { return len(entries(t, dir)) == 3 })
-	eventually(t, "it is refused", func() bool {
+	poll.Until(t, "a plan of another layout is loaded", func() bool { return len(entries(t, dir)) == 3 })
+	poll.Until(t, "it is refused", func() bool {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		return k.refused[p.Artifact.Digest] == other.Artifact.Digest
@@ -352,7 +353,7 @@ func TestSwapsTables(t *testing.T) {
 		t.Error("tables for another layout are used")
 	}
 	k.use(p, absent.Artifact.Digest)
-	eventually(t, "what was refused is gone", func() bool { return slices.Equal(entries(t, dir), sorted(p, second)) })
+	poll.Until(t, "what was refused is gone", func() bool { return slices.Equal(entries(t, dir), sorted(p, second)) })
 	if !k.uses(p, second) {
 		t.Error("tables that cannot be fetched are used")
 	}
@@ -362,15 +363,15 @@ func TestSwapsTables(t *testing.T) {
 	k = keep(t, dir, store.Client(t))
 	k.use(p, absent.Artifact.Digest)
 	k.Want(serving(p.Artifact.Digest))
-	eventually(t, "the tables of before are used again", func() bool { return k.uses(p, second) })
+	poll.Until(t, "the tables of before are used again", func() bool { return k.uses(p, second) })
 	k.stop()
 	// An unreadable file changes nothing either.
 	k = keep(t, dir, store.Client(t))
 	k.Want(serving(p.Artifact.Digest))
-	eventually(t, "the tables of before are used again", func() bool { return k.uses(p, second) })
+	poll.Until(t, "the tables of before are used again", func() bool { return k.uses(p, second) })
 
 	k.SetTables(nil)
-	eventually(t, "the plan's own tables are used", func() bool { return k.uses(p, p) && k.best(p) == own })
+	poll.Until(t, "the plan's own tables are used", func() bool { return k.uses(p, p) && k.best(p) == own })
 	k.stop()
 	if got := entries(t, filepath.Dir(dir)); len(got) != 1 {
 		t.Errorf("%v is kept next to the plans", got)
@@ -392,21 +393,12 @@ func TestTablesBecomeALayout(t *testing.T) {
 	k := keep(t, filepath.Join(t.TempDir(), "plans"), storeWith(t, p, tables).Client(t))
 	k.use(p, tables.Artifact.Digest)
 	k.Want(serving(p.Artifact.Digest))
-	eventually(t, "new tables are used", func() bool { return k.uses(p, tables) })
+	poll.Until(t, "new tables are used", func() bool { return k.uses(p, tables) })
 	if own, _ := k.used.of(tables.Artifact.Digest); own.Tokenizer != nil {
 		t.Error("a tokenizer is kept twice")
 	}
 	k.Want(serving(p.Artifact.Digest, tables.Artifact.Digest))
-	eventually(t, "both plans score texts", func() bool {
+	poll.Until(t, "both plans score texts", func() bool {
 		return k.scores(tables) && k.uses(tables, tables) && k.scores(p) && k.uses(p, tables)
 	})
-}
-
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within 30 s: %s", what)
-		}
-	}
 }

@@ -117,7 +117,7 @@ func TestWithSeveral(t *testing.T) {
 	}
 }
 
-func TestAsks(t *testing.T) {
+func TestRequestsAny(t *testing.T) {
 	for body, want := range map[string]bool{
 		`{"r":true}`: true, `{"r":1}`: true, `{"r":false}`: false, `{"r":null}`: false, `{"R":true}`: false, `{"p":"r"}`: false,
 		`{"r":false,"r":true}`: true, `{"\u0072":true}`: true, `{"r":true,"temperature":NaN}`: true, `{"temperature":NaN}`: true, `{`: false, ``: false,
@@ -127,6 +127,6 @@ func TestAsks(t *testing.T) {
 		}
 	}
 	if ParseBody([]byte("x")).RequestsAny(nil) {
-		t.Error("an engine that cannot be asked was")
+		t.Error("a body that is no object requests something")
 	}
 }

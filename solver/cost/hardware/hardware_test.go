@@ -233,7 +233,7 @@ func exchangesOf(e *Exchange, noise float64) []exchanged {
 }
 
 // A second line is fitted only where it explains what has not been seen: not to one line's times, however they scatter, nor to a few.
-func TestSecondLineEarnsItsPlace(t *testing.T) {
+func TestSecondLineIsFittedOnlyWhereItExplains(t *testing.T) {
 	straight := Exchange{Line: Line{Start: 40, PerMicrosecond: 2e5}}
 	bent := Exchange{Line: Line{Start: 10, PerMicrosecond: 1e5}, Large: &Line{Start: 60, PerMicrosecond: 3e5}}
 	for name, c := range map[string]struct {
@@ -255,7 +255,7 @@ func TestSecondLineEarnsItsPlace(t *testing.T) {
 }
 
 // Exchanges between groups are as measured, where they were.
-func TestGroupsHaveLinesOfTheirOwn(t *testing.T) {
+func TestGroupsAreFittedSeparately(t *testing.T) {
 	c := measurements(t, builtInFrom)
 	for bytes := 1e6; bytes < 1e9; bytes *= 4 {
 		c.Bipartite = append(c.Bipartite, MeasuredBipartite{AttentionRanks: 3, ExpertRanks: 1, Bytes: bytes, Microseconds: 19 + 3*bytes/1e5, Back: 21 + 3*bytes/1e5})

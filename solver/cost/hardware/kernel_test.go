@@ -34,7 +34,7 @@ func TestChooseIsRightOnMeasuredPoints(t *testing.T) {
 }
 
 // Between and beyond the measured loads times do not fall, and without a table the models decide.
-func TestChooseElsewhere(t *testing.T) {
+func TestChooseOutsideTheMeasuredLoads(t *testing.T) {
 	p := builtInProfile(t)
 	if a, b := p.Choose(7168, 2048, 32, 4096).Microseconds, p.Choose(7168, 2048, 32, 8192).Microseconds; math.Abs(b/a-2) > 1e-9 {
 		t.Errorf("twice the load beyond the table takes %v, after %v", b, a)

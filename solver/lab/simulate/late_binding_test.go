@@ -22,7 +22,7 @@ func (f favourite) ScoreFirst(dst []float32, request, _ int) {
 
 // Requests that may wait reach the ranks of their experts more often. At a low arrival rate no request waits, and no
 // request waits longer than the maximum.
-func TestHold(t *testing.T) {
+func TestDelay(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
 	requests := draw(t, tr, 600)
 	const hold = time.Second

@@ -10,7 +10,7 @@ import (
 )
 
 // A reason is recorded once, or twice if also as a warning.
-func TestTell(t *testing.T) {
+func TestTransitionEvents(t *testing.T) {
 	recorder := events.NewFakeRecorder(10)
 	teller := NewEventRecorder(recorder, nil, nil)
 	condition := func(kind string, status metav1.ConditionStatus, reason string) *metav1.Condition {
@@ -34,7 +34,7 @@ func TestTell(t *testing.T) {
 }
 
 // Steps are recorded when they begin. The initial False of Ready is not recorded; the loss of Ready is a warning.
-func TestTellSteps(t *testing.T) {
+func TestProgressEvents(t *testing.T) {
 	conditions := func(statuses ...string) (list []metav1.Condition) {
 		for _, text := range statuses {
 			part := strings.Split(text, " ")

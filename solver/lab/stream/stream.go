@@ -1,4 +1,6 @@
-package pipeline
+// Package stream compares schedules inside the layer for batches of different lengths: schedules that adapt to the
+// length of each batch, and constant ones.
+package stream
 
 import (
 	"cmp"
@@ -6,18 +8,20 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/semmoe/operator/solver/pipeline"
 )
 
 // Batches are the batches of a stream with one sample length: their schedule problem and their number. Each batch has
 // the maximum number of samples.
 type Batches struct {
-	Problem *Problem
+	Problem *pipeline.Problem
 	Count   int
 }
 
-// Stream compares schedules for batches of different lengths. The division of ranks into groups is constant, while
+// Comparison compares schedules for batches of different lengths. The division of ranks into groups is constant, while
 // micro-batches, chunks and order can be adapted to the length of each batch, or stay constant.
-type Stream struct {
+type Comparison struct {
 	// Batches is the number of batches, Lengths the number of different lengths, MeanSequence the mean length of a
 	// batch.
 	Batches      int     `json:"batches"`
@@ -26,13 +30,13 @@ type Stream struct {
 	// Adaptive has one schedule per length, all with the groups that are best for the stream. Fixed is the schedule,
 	// among those of each length, that is best for the whole stream. Mean is the schedule of the length nearest to the
 	// mean.
-	Adaptive StreamSchedule `json:"adaptive"`
-	Fixed    StreamSchedule `json:"fixed"`
-	Mean     StreamSchedule `json:"mean"`
+	Adaptive Schedule `json:"adaptive"`
+	Fixed    Schedule `json:"fixed"`
+	Mean     Schedule `json:"mean"`
 }
 
-// StreamSchedule is a schedule for a stream.
-type StreamSchedule struct {
+// Schedule is a schedule for a stream.
+type Schedule struct {
 	AttentionRanks int `json:"attention_ranks"`
 	ExpertRanks    int `json:"expert_ranks"`
 	// Sequence is the length that the schedule was optimised for; 0 if each batch has its own schedule.
@@ -40,13 +44,13 @@ type StreamSchedule struct {
 	TokensPerSecond float64 `json:"tokens_per_second"`
 }
 
-// SearchStream compares schedules that adapt to the lengths of a stream with constant schedules. All problems must have
+// Compare compares schedules that adapt to the lengths of a stream with constant schedules. All problems must have
 // the same splits.
-func SearchStream(ctx context.Context, stream []Batches) (*Stream, error) {
+func Compare(ctx context.Context, stream []Batches) (*Comparison, error) {
 	if len(stream) == 0 {
 		return nil, fmt.Errorf("the stream has no batch")
 	}
-	r := &Stream{Lengths: len(stream)}
+	r := &Comparison{Lengths: len(stream)}
 	sum := 0.0
 	for _, b := range stream {
 		if b.Count < 1 {
@@ -56,7 +60,7 @@ func SearchStream(ctx context.Context, stream []Batches) (*Stream, error) {
 		sum += float64(b.Count) * float64(b.Problem.Sequence)
 	}
 	r.MeanSequence = sum / float64(r.Batches)
-	plans := make([]Plan, len(stream))
+	plans := make([]pipeline.Plan, len(stream))
 	for i, b := range stream {
 		plan, err := searchOne(ctx, b.Problem)
 		if err != nil {
@@ -71,11 +75,11 @@ func SearchStream(ctx context.Context, stream []Batches) (*Stream, error) {
 }
 
 // searchOne returns the schedule for one length.
-func searchOne(ctx context.Context, p *Problem) (*Plan, error) {
+func searchOne(ctx context.Context, p *pipeline.Problem) (*pipeline.Plan, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	result, err := Search(p)
+	result, err := pipeline.Search(p)
 	if err != nil {
 		return nil, fmt.Errorf("sequence %d: %w", p.Sequence, err)
 	}
@@ -83,37 +87,37 @@ func searchOne(ctx context.Context, p *Problem) (*Plan, error) {
 }
 
 // adapt evaluates the groups of each length's schedule for all lengths.
-func (r *Stream) adapt(ctx context.Context, stream []Batches, plans []Plan) error {
+func (r *Comparison) adapt(ctx context.Context, stream []Batches, plans []pipeline.Plan) error {
 	tried := map[int]bool{}
 	for _, of := range plans {
 		if tried[of.AttentionRanks] {
 			continue
 		}
 		tried[of.AttentionRanks] = true
-		throughput, err := throughputOf(stream, func(i int, p *Problem) (*Plan, error) {
+		throughput, err := throughputOf(stream, func(i int, p *pipeline.Problem) (*pipeline.Plan, error) {
 			if plans[i].AttentionRanks == of.AttentionRanks {
 				return &plans[i], nil
 			}
-			split, err := p.split(&of)
+			split, err := p.SplitOf(&of)
 			if err != nil {
 				return nil, err
 			}
 			narrowed := *p
-			narrowed.Splits = []Split{*split}
+			narrowed.Splits = []pipeline.Split{*split}
 			return searchOne(ctx, &narrowed)
 		})
 		if err != nil {
 			return err
 		}
 		if throughput > r.Adaptive.TokensPerSecond {
-			r.Adaptive = StreamSchedule{of.AttentionRanks, of.ExpertRanks, 0, throughput}
+			r.Adaptive = Schedule{of.AttentionRanks, of.ExpertRanks, 0, throughput}
 		}
 	}
 	return nil
 }
 
 // fix evaluates each length's schedule for all lengths.
-func (r *Stream) fix(ctx context.Context, stream []Batches, plans []Plan) error {
+func (r *Comparison) fix(ctx context.Context, stream []Batches, plans []pipeline.Plan) error {
 	nearest := slices.MinFunc(stream, func(a, b Batches) int {
 		return cmp.Compare(math.Abs(float64(a.Problem.Sequence)-r.MeanSequence), math.Abs(float64(b.Problem.Sequence)-r.MeanSequence))
 	})
@@ -121,12 +125,12 @@ func (r *Stream) fix(ctx context.Context, stream []Batches, plans []Plan) error 
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		throughput, err := throughputOf(stream, func(_ int, p *Problem) (*Plan, error) { return keep(p, &plans[i]) })
+		throughput, err := throughputOf(stream, func(_ int, p *pipeline.Problem) (*pipeline.Plan, error) { return p.Keep(&plans[i]) })
 		if err != nil {
 			return err
 		}
 		sequence := stream[i].Problem.Sequence
-		fixed := StreamSchedule{plans[i].AttentionRanks, plans[i].ExpertRanks, sequence, throughput}
+		fixed := Schedule{plans[i].AttentionRanks, plans[i].ExpertRanks, sequence, throughput}
 		if throughput > r.Fixed.TokensPerSecond {
 			r.Fixed = fixed
 		}
@@ -139,14 +143,14 @@ func (r *Stream) fix(ctx context.Context, stream []Batches, plans []Plan) error 
 
 // throughputOf returns the throughput of a stream with the given plans, in tokens per second. The time of a batch is
 // its samples divided by the plan's throughput, also if the samples do not divide into its micro-batches.
-func throughputOf(stream []Batches, plan func(i int, p *Problem) (*Plan, error)) (float64, error) {
+func throughputOf(stream []Batches, plan func(i int, p *pipeline.Problem) (*pipeline.Plan, error)) (float64, error) {
 	tokens, seconds := 0.0, 0.0
 	for i, b := range stream {
 		p, err := plan(i, b.Problem)
 		if err != nil {
 			return 0, err
 		}
-		split, err := b.Problem.split(p)
+		split, err := b.Problem.SplitOf(p)
 		if err != nil {
 			return 0, err
 		}
@@ -156,33 +160,4 @@ func throughputOf(stream []Batches, plan func(i int, p *Problem) (*Plan, error))
 		seconds += batch / p.TokensPerSecond
 	}
 	return tokens / seconds, nil
-}
-
-// split returns the split with a plan's groups.
-func (p *Problem) split(plan *Plan) (*Split, error) {
-	for i := range p.Splits {
-		if s := &p.Splits[i]; s.AttentionRanks == plan.AttentionRanks && s.ExpertRanks == plan.ExpertRanks {
-			return s, nil
-		}
-	}
-	return nil, fmt.Errorf("sequence %d: there is no split of %d attention and %d expert ranks", p.Sequence, plan.AttentionRanks, plan.ExpertRanks)
-}
-
-// keep applies a schedule to another length: groups, micro-batches, chunks and order stay, and a micro-batch has the
-// maximum number of samples. There are fewer micro-batches if fewer samples fit, and fewer chunks if a chunk would have
-// less than one token per expert.
-func keep(p *Problem, old *Plan) (*Plan, error) {
-	split, err := p.split(old)
-	if err != nil {
-		return nil, err
-	}
-	batches, order := old.Sizes.MicroBatches, old.Order
-	if split.Samples < batches {
-		batches, order = split.Samples, ASAS(split.Samples)
-	}
-	s := &searcher{problem: p}
-	c := candidate{split: split, samples: split.Samples / batches, microBatches: batches}
-	chunks := min(old.Sizes.Chunks, p.maxChunks(split, c.samples))
-	kept := s.plan(&c, chunks, order, func(d Durations, sizes Sizes) float64 { return s.makespan(d, sizes, order) })
-	return &kept, nil
 }

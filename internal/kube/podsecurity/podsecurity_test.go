@@ -9,7 +9,7 @@ import (
 )
 
 // Missing settings of a pod are added; existing settings are neither repeated nor contradicted.
-func TestBeside(t *testing.T) {
+func TestAddsMissingSettings(t *testing.T) {
 	localhost := &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: ptr.To("engine.json")}
 	for name, tc := range map[string]struct {
 		pod              *corev1.PodSecurityContext

@@ -29,7 +29,7 @@ type EventRecorder struct {
 
 type cause struct{ level, reason string }
 
-// NewEventRecorder returns a Teller for changes of regarding. related is another object, or nil.
+// NewEventRecorder returns a recorder for changes of regarding. related is another object, or nil.
 func NewEventRecorder(recorder events.EventRecorder, regarding, related runtime.Object) *EventRecorder {
 	return &EventRecorder{recorder, regarding, related, map[cause]bool{}}
 }

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-func TestLasting(t *testing.T) {
+func TestPermanentErrors(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods"}
 	if got := PermanentErrorText(fmt.Errorf("create: %w", apierrors.NewForbidden(pods, "p", errors.New("exceeded quota")))); got == "" {
 		t.Error("a rejection by the API server is not reported")
@@ -32,7 +32,7 @@ func TestLasting(t *testing.T) {
 	}
 }
 
-func TestSoonest(t *testing.T) {
+func TestShortestDelay(t *testing.T) {
 	for _, c := range []struct {
 		times []time.Duration
 		want  time.Duration
@@ -44,7 +44,7 @@ func TestSoonest(t *testing.T) {
 		{times: []time.Duration{1, 0, 2}, want: 1},
 	} {
 		if got := ShortestDelay(c.times...); got != c.want {
-			t.Errorf("of %v the soonest is %v, want %v", c.times, got, c.want)
+			t.Errorf("of %v the shortest is %v, want %v", c.times, got, c.want)
 		}
 	}
 }

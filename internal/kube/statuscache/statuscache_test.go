@@ -103,7 +103,7 @@ func TestForeign(t *testing.T) {
 }
 
 // A cluster that was restored from an older state has permanently lower versions.
-func TestMemoryExpires(t *testing.T) {
+func TestCachedStatusExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m Memory[status]
 		m.Write(at("500"), status{Phase: "A"}, status{Phase: "B"}, func([]byte) (string, error) { return "501", nil })

@@ -192,7 +192,7 @@ func slicesOf(texts []string, limit int) []string {
 		all += len(text)
 	}
 	n := limit / sliceBytes
-	if all <= limit || n == 0 {
+	if 4*all <= 5*limit || n == 0 { // slices would save less than they cost
 		return texts
 	}
 	taken := make([]string, 0, n)

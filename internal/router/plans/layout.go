@@ -153,8 +153,8 @@ const (
 )
 
 // Score predicts the local share of a request on each rank from its prompt. ids are the tokens that were read: the ids
-// of the prompt, or its tokenized texts, which Score appends to the buffer. tokens is the length of the prompt up to the
-// bound, which is estimated if not all of a text was read. unscored is the reason if it cannot score the request.
+// of the prompt, or its tokenized texts, which Score appends to the buffer. tokens is the length of the prompt, which is
+// estimated if not all of a text was read. unscored is the reason if it cannot score the request.
 func (l *Layout) Score(p *wire.Prompt, buffer []int32) (scores []float32, ids []int32, tokens int, unscored string) {
 	if l.table == nil {
 		return nil, nil, 0, NoTable
@@ -184,8 +184,8 @@ func (l *Layout) Score(p *wire.Prompt, buffer []int32) (scores []float32, ids []
 	return scores, ids, tokens, ""
 }
 
-// slicesOf returns the texts, or slices of them with about limit bytes. Slices are taken evenly; their positions vary as
-// those of evenly do. They begin and end between words where there are words.
+// slicesOf returns the texts, or slices of them with about limit bytes. Slices are taken evenly; their positions vary
+// like those of evenly. They begin and end between words where there are words.
 func slicesOf(texts []string, limit int) []string {
 	all := 0
 	for _, text := range texts {

@@ -89,7 +89,7 @@ func headerTimeoutOf(options Options) time.Duration {
 // runs when the heap has doubled: without ballast, a router without a plan has a heap of a few MiB, and collects after
 // every 40 requests of 8,000 tokens. A higher GOGC would have the same effect there, but would let the heap of a router
 // with large plans grow in proportion.
-const ballastBytes = 16 << 20
+const ballastBytes = 12 << 20
 
 // Run serves until the context ends and then drains the running requests.
 func Run(ctx context.Context, clients kubernetes.Interface, options Options) error {

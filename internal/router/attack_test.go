@@ -35,6 +35,7 @@ import (
 	"github.com/semmoe/operator/internal/router/picker"
 	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
+	"github.com/semmoe/operator/test/load"
 	"github.com/semmoe/operator/test/tier"
 )
 
@@ -281,7 +282,7 @@ func newHonestClients(t *testing.T, to attacked) *honestClients {
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &honestClients{
-		t: t, to: to, http: &http.Client{Transport: transport, Timeout: time.Minute},
+		t: t, to: to, http: &http.Client{Transport: transport, Timeout: load.Scale(time.Minute)},
 		gateway: extprocv3.NewExternalProcessorClient(gatewaytest.Dial(t, to.Gateways)),
 	}
 }
@@ -307,7 +308,7 @@ func (h *honestClients) request() time.Duration {
 	if err != nil || response.StatusCode != http.StatusOK || !bytes.Contains(answer, []byte("ok")) {
 		h.t.Fatalf("an honest request: %s %.200s, %v", response.Status, answer, err)
 	}
-	ctx, cancel := context.WithTimeout(h.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(h.t.Context(), load.Scale(time.Minute))
 	defer cancel()
 	stream, err := h.gateway.Process(ctx)
 	if err != nil {

@@ -15,10 +15,10 @@
 // The endpoint picker (endpoint_picker.go) calls the same stages, but a gateway sends the request.
 //
 // Package discovery lists the engine pods and package plans loads the tables of each plan, into the pool of backends.
-// The other subpackages: wire parses and edits request and response bodies, client handles client connections, tokenize
-// asks engines for token ids, livesamples stores the tokens of sampled requests, waitqueue queues requests that wait
-// for a rank, balance measures the load balance of the ranks, reports exports observations as metrics, and managerauth
-// authenticates the managers that read observations.
+// The other subpackages: wire parses and edits request and response bodies, client handles client connections, exchange
+// the connections to engines, tokenize asks engines for token ids, livesamples stores the tokens of sampled requests,
+// waitqueue queues requests that wait for a rank, balance measures the load balance of the ranks, reports exports
+// observations as metrics, and managerauth authenticates the managers that read observations.
 //
 // Invariants:
 //   - An endpoint is a (pod, rank). Every ready pod is admitted. A pod with a deletion timestamp gets no new request.

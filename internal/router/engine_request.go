@@ -10,6 +10,7 @@ import (
 
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/router/client"
+	"github.com/semmoe/operator/internal/router/exchange"
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
@@ -38,8 +39,8 @@ func (w *requestWriter) send(in *http.Request, r *request, lease *Lease, capture
 		defer kept.Drop() // the response references its request
 		// The server may have closed a reused connection before anything was sent. The transport then uses another
 		// connection.
-		out.GetBody = func() (io.ReadCloser, error) { return prefixed(head, kept.Reader()), nil }
-		out.Body = prefixed(head, kept.Reader())
+		out.GetBody = func() (io.ReadCloser, error) { return newMemoryBody(head, kept), nil }
+		out.Body = newMemoryBody(head, kept)
 	}
 	return w.transport.RoundTrip(out)
 }
@@ -61,16 +62,28 @@ func (w *requestWriter) body(r *request, lease *Lease, capture capture) (head st
 	return r.body.With(additions...)
 }
 
-// prefixed returns a reader of head followed by body.
-func prefixed(head string, body io.ReadCloser) io.ReadCloser {
-	if head == "" {
-		return body
-	}
-	return struct {
-		io.Reader
-		io.Closer
-	}{io.MultiReader(strings.NewReader(head), body), body}
+// memoryBody is a request body of a head and the body of a client.
+type memoryBody struct {
+	io.ReadCloser
+	head string
+	rest *client.Body
 }
+
+var _ exchange.Body = (*memoryBody)(nil)
+
+func newMemoryBody(head string, rest *client.Body) *memoryBody {
+	b := &memoryBody{rest.Reader(), head, rest}
+	if from := b.ReadCloser; head != "" {
+		b.ReadCloser = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(strings.NewReader(head), from), from}
+	}
+	return b
+}
+
+// Parts returns the body without copying it.
+func (b *memoryBody) Parts() (head string, rest []byte) { return b.head, b.rest.Bytes() }
 
 // routingKey returns the header that names the rank with most of the request's experts. Load may have moved the request
 // to another rank. The engine batches waiting requests with the same key. A key that the client has set is kept: it

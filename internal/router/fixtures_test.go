@@ -34,5 +34,5 @@ func favouring(t *testing.T, p planned, rank int) planned {
 
 // requestOf returns a request with a body.
 func requestOf(path, id string, body []byte) *request {
-	return newRequest(path, id, wire.ParseBody(body))
+	return newRequest(path, id, wire.ParseBody(body), true)
 }

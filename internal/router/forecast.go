@@ -25,8 +25,6 @@ type forecast struct {
 	known, pairs float64
 	// tokens is the load of the request, with the tokenized length of its prompt.
 	tokens int64
-	// prefixes are the prefix hashes of the tokens (dispatch.PrefixHashes); nil if the tokens are not known.
-	prefixes []uint64
 }
 
 // tokenBuffers holds buffers for the tokens of a prompt, which are needed only to score it. keptTokens is the maximum
@@ -35,26 +33,23 @@ var tokenBuffers = sync.Pool{New: func() any { return new([]int32) }}
 
 const keptTokens = 16 << 10
 
-// score computes the forecast of a layout, and the hashes of the prefixes if the policy reads them. It takes as long as
-// tokenization; no lock may be held.
-func (r *request) score(l *plans.Layout, hashes bool) {
+// score computes the forecast of a layout. It takes as long as tokenization; no lock may be held.
+func (r *request) score(l *plans.Layout) {
 	f := forecast{layout: l, tokens: r.tokens}
 	from := r.prompt
 	buffer := tokenBuffers.Get().(*[]int32)
 	var ids []int32
-	if f.scores, ids, f.unscored = l.Score(&from, (*buffer)[:0]); f.unscored == plans.NoTokenizer && r.tokenize != nil {
+	var tokens int
+	if f.scores, ids, tokens, f.unscored = l.Score(&from, (*buffer)[:0]); f.unscored == plans.NoTokenizer && r.tokenize != nil {
 		if prompt := r.tokenize(l.Digest, r.prompt.Texts); !prompt.Empty() {
 			prompt.Tools = from.Tools
 			from = prompt
-			f.scores, ids, f.unscored = l.Score(&from, (*buffer)[:0])
+			f.scores, ids, tokens, f.unscored = l.Score(&from, (*buffer)[:0])
 		}
 	}
 	if f.scores != nil {
-		if hashes {
-			f.prefixes = plans.PrefixHashes(&from, ids)
-		}
 		f.best = slices.Index(f.scores, slices.Max(f.scores))
-		f.tokens = int64(len(ids)+len(from.Tools)/wire.BytesPerToken+from.More) + r.prompt.Media.Tokens() + r.output + 1
+		f.tokens = int64(tokens+len(from.Tools)/wire.BytesPerToken+from.More) + r.prompt.Media.Tokens() + r.output + 1
 		if r.sampled {
 			f.known, f.pairs = l.Known(ids)
 		}
@@ -66,7 +61,8 @@ func (r *request) score(l *plans.Layout, hashes bool) {
 	r.forecast = f
 }
 
-// hash computes the prefix hashes of the text, or of the token ids if the client sent ids.
+// hash computes the prefix hashes of the text, or of the token ids if the client sent ids. Text is hashed even if it is
+// tokenized: its hashes are the same for all plans, and only a part of a long prompt is tokenized. No lock may be held.
 func (r *request) hash() {
 	r.hashed = true
 	if texts := r.prompt.AllTexts(); len(texts) > 0 {

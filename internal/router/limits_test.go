@@ -486,7 +486,7 @@ func TestRoutingKey(t *testing.T) {
 		elsewhere := 0
 		for i := range 40 {
 			prompt := fmt.Sprintf("request %d: func main() {", i%2)
-			scores, _, _ := p.layout.Score(&wire.Prompt{Texts: []string{prompt}}, nil)
+			scores, _, _, _ := p.layout.Score(&wire.Prompt{Texts: []string{prompt}}, nil)
 			best := 0
 			for rank, score := range scores {
 				if score > scores[best] {

@@ -341,6 +341,17 @@ func (p *Pool) Tables() map[string]string {
 	return tables
 }
 
+// readsPrompts reports whether requests are scored by plans, or policies read their prefixes. A request that was read
+// before the first plan was loaded is balanced by load.
+func (p *Pool) readsPrompts() bool {
+	if p.options.Policy.ReadsPrefixes() {
+		return true
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.plans) > 0
+}
+
 // DecisionSums returns a copy of the sums of the score terms of the decisions.
 func (p *Pool) DecisionSums() reports.DecisionSums {
 	p.mu.Lock()

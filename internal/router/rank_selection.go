@@ -13,10 +13,10 @@ import (
 )
 
 // missing describes what must be computed before a place can be chosen, because it takes time: the forecast of a
-// layout, or the hashes of the text if there is no forecast.
+// layout, or the hashes of the prefixes.
 type missing struct {
-	layout *plans.Layout
-	text   bool
+	layout   *plans.Layout
+	prefixes bool
 }
 
 // choose reserves a place: it selects the plan by the random number of the request, then a rank of one of the plan's
@@ -52,8 +52,8 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 		if plan != nil && r.forecast.layout != plan.layout {
 			return nil, false, missing{layout: plan.layout}
 		}
-		if p.options.Policy.ReadsPrefixes() && !r.hashed && (plan == nil || r.forecast.prefixes == nil) {
-			return nil, false, missing{text: true}
+		if p.options.Policy.ReadsPrefixes() && !r.hashed {
+			return nil, false, missing{prefixes: true}
 		}
 		if plan != nil && !unpinned && p.mustWait(g, plan, r, allowed) {
 			return nil, false, missing{}
@@ -209,11 +209,7 @@ func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter,
 	} else {
 		p.gather(g, allowed, anyRanks)
 	}
-	prefixes := r.prefixes
-	if plan != nil && r.forecast.prefixes != nil {
-		prefixes = r.forecast.prefixes
-	}
-	p.match(prefixes)
+	p.match(r.prefixes)
 	again := r.scheduler == scheduler
 	if again {
 		p.keepRank(r.rank)
@@ -226,7 +222,7 @@ func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter,
 	}
 	at := p.at[d.Place]
 	lease.on, lease.place = at.on, at.rank
-	lease.recordCached(prefixes)
+	lease.recordCached(r.prefixes)
 	lease.tokens = int64(d.Tokens)
 	switch {
 	case asked.Scores != nil:

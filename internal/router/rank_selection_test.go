@@ -446,9 +446,8 @@ func TestPrefixesWithoutAPlan(t *testing.T) {
 	}
 }
 
-// TestPrefixesByTokens checks that with a plan, a conversation stays on a pod of its rank, and tokens are hashed
-// instead of text.
-func TestPrefixesByTokens(t *testing.T) {
+// TestPrefixesWithAPlan checks that with a plan, a conversation stays on a pod of its rank.
+func TestPrefixesWithAPlan(t *testing.T) {
 	p, _ := solved(t)
 	pool := poolWith(t, func(o *PoolOptions) { o.Cap = 4 })
 	pool.Set(backendsOf(p.Artifact.Digest, 3, 4, "p"))
@@ -565,9 +564,8 @@ func TestHashesPrefixesForPoliciesThatReadThem(t *testing.T) {
 			r := completion("a", conversationOf(1, 3000))
 			lease, _ := pool.acquire(r, nil)
 			lease.Release()
-			hashed := r.hashed || r.forecast.prefixes != nil
-			if reads := policy != dispatch.RoundRobin && policy != dispatch.Masked; hashed != reads || (len(lease.given) > 0) != reads || lease.scored != (digest != "") {
-				t.Errorf("%s, plan %q: hashed %t, recorded %d blocks, scored %t", policy, digest, hashed, len(lease.given), lease.scored)
+			if reads := policy != dispatch.RoundRobin && policy != dispatch.Masked; r.hashed != reads || (len(lease.given) > 0) != reads || lease.scored != (digest != "") {
+				t.Errorf("%s, plan %q: hashed %t, recorded %d blocks, scored %t", policy, digest, r.hashed, len(lease.given), lease.scored)
 			}
 		}
 	}

@@ -52,8 +52,8 @@ type request struct {
 	tokenize func(plan string, texts []string) wire.Prompt
 	// forecast is the latest forecast. It is reused when the request is sent again to pods of the same plan.
 	forecast forecast
-	// prefixes are the prefix hashes of the text (dispatch.TextPrefixHashes), once hashed is true. They are used for
-	// pods if the text cannot be tokenized with their plan.
+	// prefixes are the prefix hashes of the text (dispatch.TextPrefixHashes) or of the ids (dispatch.PrefixHashes), once
+	// hashed is true.
 	prefixes []uint64
 	hashed   bool
 	// scheduler has chosen the place, at rank. The request counts in that scheduler once, however often it is sent.

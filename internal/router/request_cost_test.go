@@ -16,6 +16,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/semmoe/operator/internal/router/picker"
 	"github.com/semmoe/operator/solver/dispatch"
 	"github.com/semmoe/operator/test/corpus"
 )
@@ -104,6 +105,37 @@ func BenchmarkRequest(b *testing.B) {
 				b.ReportMetric(float64((processorTime(b)-begin).Microseconds())/float64(b.N), "cpu-us/op")
 			})
 		}
+	}
+}
+
+// BenchmarkPick picks endpoints for requests of a gateway under a plan, without the messages of the gateway.
+func BenchmarkPick(b *testing.B) {
+	p, _ := solved(b)
+	for _, tokens := range []int{100, 1000, 8000} {
+		b.Run(fmt.Sprintf("tokens=%d", tokens), func(b *testing.B) {
+			pool, err := NewPoolWith(DefaultPoolOptions())
+			if err != nil {
+				b.Fatal(err)
+			}
+			pool.Set(backendsOf(p.Artifact.Digest, 4, 4, "p"))
+			pool.AddLayout(p.layout)
+			chooser, _ := NewEndpointPicker(pool, prometheus.NewRegistry(), ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20}, 1)
+			bodies := promptBodies(64, tokens, true)
+			i := 0
+			b.ReportAllocs()
+			begin := processorTime(b)
+			for b.Loop() {
+				exchange, err := chooser.Pick(b.Context(), &picker.Request{
+					Method: http.MethodPost, Path: "/v1/chat/completions", Header: http.Header{}, Body: bodies[i%len(bodies)], Arrived: time.Now(),
+				})
+				if err != nil {
+					b.Fatal(err)
+				}
+				exchange.Release()
+				i++
+			}
+			b.ReportMetric(float64((processorTime(b)-begin).Microseconds())/float64(b.N), "cpu-us/op")
+		})
 	}
 }
 

@@ -20,6 +20,8 @@ type requestReader struct {
 	engine        *engine.Adapter // of pods that do not name their engine
 	tokenizer     *tokenize.Remote
 	samplePercent int
+	// readsPrompts reports whether a later stage reads prompts.
+	readsPrompts func() bool
 }
 
 // requestFields and startFields are the body fields of all supported engines. Every field is checked on every request:
@@ -69,7 +71,7 @@ func checkState(path string, body wire.Body) error {
 // read reads a client request whose body has passed checkRank and chooses no rank. The context is the context of the
 // request.
 func (s *requestReader) read(ctx context.Context, path, id string, body wire.Body) *request {
-	r := newRequest(path, id, body)
+	r := newRequest(path, id, body, s.samplePercent > 0 || s.readsPrompts())
 	r.body = body.Only(writtenFields)
 	r.tokenize = s.tokenizer.For(ctx)
 	r.lacking = lacking[path]
@@ -90,8 +92,8 @@ func (s *requestReader) read(ctx context.Context, path, id string, body wire.Bod
 // load nor rank nor client biases the sample.
 func sampled(random uint64, percent int) bool { return random%100 < uint64(percent) }
 
-// newRequest returns a request with a body of any content.
-func newRequest(path, id string, b wire.Body) *request {
+// newRequest returns a request with a body of any content. It has a prompt if readsPrompt is true.
+func newRequest(path, id string, b wire.Body, readsPrompt bool) *request {
 	r := &request{id: id, path: path, planRandom: rand.Uint64(), tokens: 1}
 	var route inferenceRoute
 	if route, r.inference = inference[path]; !r.inference {
@@ -102,7 +104,11 @@ func newRequest(path, id string, b wire.Body) *request {
 	r.answers, r.copies = b.Answers(path)
 	r.output = b.Output(r.answers)
 	r.answerTokens = b.ExpectedAnswerTokens()
-	r.prompt = wire.PromptOf(path, b)
+	if readsPrompt {
+		r.prompt = wire.PromptOf(path, b)
+	} else {
+		r.prompt.Media = wire.MediaOf(path, b)
+	}
 	media := r.prompt.Media
 	r.tokens = int64((len(b.Bytes())-media.Bytes)/wire.BytesPerToken) + media.Tokens() + r.output + 1
 	return r

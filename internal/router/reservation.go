@@ -103,8 +103,8 @@ func (p *Pool) acquire(r *request, tried map[string]bool) (*Lease, bool) {
 		case unknown.layout != nil:
 			// The plan of the chosen pods has no forecast for the request yet. The backends may change while it is
 			// computed.
-			r.score(unknown.layout, p.options.Policy.ReadsPrefixes())
-		case unknown.text:
+			r.score(unknown.layout)
+		case unknown.prefixes:
 			r.hash()
 		default:
 			return lease, ok

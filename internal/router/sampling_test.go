@@ -122,7 +122,7 @@ func TestSampledRateOfATrace(t *testing.T) {
 		for end := length; end <= len(recorded.Tokens); end += length {
 			pieces = append(pieces, [2]int{end - length, end})
 		}
-		counts, _ := dispatched(t, p.layout, recorded, pieces)
+		counts, _ := dispatched(t, p.layout, recorded, pieces, promptIDs)
 		resample(t, counts, 20)
 		return
 	}
@@ -144,7 +144,7 @@ func TestSampledRateOfATrace(t *testing.T) {
 	for _, i := range held {
 		requests = append(requests, [2]int{int(recorded.Offsets[i]), int(recorded.Offsets[i+1])})
 	}
-	counts, sketch := dispatched(t, plans.New(strings.Repeat("d", 64), solution.Plan, nil), recorded, requests)
+	counts, sketch := dispatched(t, plans.New(strings.Repeat("d", 64), solution.Plan, nil), recorded, requests, promptIDs)
 	bias, biasError := sketch.Forecast.Bias()
 	slope, slopeError := sketch.Forecast.Slope()
 	t.Logf("%d requests: LAR %.4f, standard error %.4f; forecast %.4f, bias %.4f (%.4f), slope %.2f (%.2f); %.2f remote ranks per token", len(counts),
@@ -169,9 +169,18 @@ func TestSampledRateOfATrace(t *testing.T) {
 	}
 }
 
+// promptIDs returns the members of a request for its tokens.
+func promptIDs(ids []int32) string {
+	list, err := json.Marshal(ids)
+	if err != nil {
+		panic(err) // a list of numbers
+	}
+	return `"input_ids":` + string(list)
+}
+
 // dispatched sends requests, given by their bounds in the tokens of a trace, to the ranks of a pool in random order,
-// and counts the activations of each.
-func dispatched(t *testing.T, l *plans.Layout, recorded *trace.Trace, requests [][2]int) (counts []lar.Activations, all lar.Sketch) {
+// and counts the activations of each. prompt returns the members of a body with the prompt of a request.
+func dispatched(t *testing.T, l *plans.Layout, recorded *trace.Trace, requests [][2]int, prompt func([]int32) string) (counts []lar.Activations, all lar.Sketch) {
 	t.Helper()
 	m := recorded.Model
 	shape := lar.Shape{Layers: m.HiddenLayers, MoELayers: m.Layers, Experts: m.Experts, ExpertsPerToken: m.TopK}
@@ -180,11 +189,7 @@ func dispatched(t *testing.T, l *plans.Layout, recorded *trace.Trace, requests [
 	pool.AddLayout(l)
 	for _, i := range rand.New(rand.NewPCG(2, 2)).Perm(len(requests)) {
 		begin, end := requests[i][0], requests[i][1]
-		ids, err := json.Marshal(recorded.Tokens[begin:end])
-		if err != nil {
-			t.Fatal(err)
-		}
-		r := requestOf("/generate", fmt.Sprint(i), fmt.Appendf(nil, `{"input_ids":%s,"sampling_params":{"max_new_tokens":1}}`, ids))
+		r := requestOf("/generate", fmt.Sprint(i), fmt.Appendf(nil, `{%s,"sampling_params":{"max_new_tokens":1}}`, prompt(recorded.Tokens[begin:end])))
 		lease, ok := pool.acquire(r, nil)
 		if !ok || !lease.scored {
 			t.Fatalf("request %d is not scored", i)

@@ -29,6 +29,7 @@ import (
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/test/load"
 	"github.com/semmoe/operator/test/tier"
 )
 
@@ -415,7 +416,7 @@ type faultClient struct {
 	random *rand.Rand
 }
 
-// patience is the client timeout. Only a hanging engine takes that long.
+// patience is the client timeout on an idle machine. Only a hanging engine takes that long.
 const patience = 5 * time.Second
 
 var prompts = []string{"func main() { return nil }", "SELECT name FROM users WHERE id = 1;", "der Hund ist nicht im Haus", "it was the best of times"}
@@ -430,7 +431,7 @@ func (c *faultClient) send(id string) {
 		c.t.Error(err)
 		return
 	}
-	limit, leaves := patience, c.random.IntN(100) == 0
+	limit, leaves := load.Scale(patience), c.random.IntN(100) == 0
 	if leaves {
 		limit = time.Duration(c.random.IntN(int(20 * time.Millisecond)))
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/semmoe/operator/internal/router/exchange"
 	"github.com/semmoe/operator/internal/router/tokenize"
 )
 
@@ -34,7 +35,7 @@ func newStages(pool *Pool, registry prometheus.Registerer, options ProxyOptions)
 	metrics, observations, unnamed := newMetrics(registry, pool), newObservations(registry, options, pool), options.adapter()
 	transport := newTransport()
 	s := &stages{
-		reader:   &requestReader{engine: unnamed, samplePercent: options.SamplePercent},
+		reader:   &requestReader{engine: unnamed, samplePercent: options.SamplePercent, readsPrompts: pool.readsPrompts},
 		sampler:  &sampler{pool: pool, engine: unnamed, percent: options.SamplePercent, observations: observations},
 		writer:   &requestWriter{engine: unnamed, transport: transport},
 		recorder: &outcomeRecorder{engine: unnamed, metrics: metrics, observations: observations},
@@ -49,16 +50,21 @@ func newStages(pool *Pool, registry prometheus.Registerer, options ProxyOptions)
 	return s
 }
 
-// newTransport returns one connection pool for all engines. It sets no timeout for the response header: a long prompt
-// on a loaded engine may take any time, and the client decides how long it waits.
-func newTransport() *http.Transport {
-	return &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: 2 * time.Second, KeepAlive: 15 * time.Second}).DialContext,
-		MaxIdleConnsPerHost: 256,
+// newTransport returns the connections to all engines. It sets no timeout for the response header: a long prompt on a
+// loaded engine may take any time, and the client decides how long it waits.
+func newTransport() http.RoundTripper {
+	const (
+		idlePerHost = 256
 		// Engine servers close a connection after 5 s without requests. A request that is sent at that moment is lost.
-		IdleConnTimeout:    4 * time.Second,
-		DisableCompression: true,
-		// The default is 10 MiB per response.
-		MaxResponseHeaderBytes: 256 << 10,
+		idleTimeout = 4 * time.Second
+		// The default of net/http is 10 MiB per response.
+		maxHeader = 256 << 10
+	)
+	dial := (&net.Dialer{Timeout: 2 * time.Second, KeepAlive: 15 * time.Second}).DialContext
+	return &exchange.Transport{
+		Dial: dial, IdleTimeout: idleTimeout, MaxIdlePerHost: idlePerHost, MaxHeaderBytes: maxHeader,
+		Other: &http.Transport{
+			DialContext: dial, MaxIdleConnsPerHost: idlePerHost, IdleConnTimeout: idleTimeout, DisableCompression: true, MaxResponseHeaderBytes: maxHeader,
+		},
 	}
 }

@@ -45,7 +45,7 @@ func (p *Pool) mustWait(g *group, plan *scheduled, r *request, allowed filter) b
 	}
 	asked := r.ask(plan)
 	asked.Scores = r.forecast.scores
-	s.Known = waiting{asked, r.forecast.prefixes, allowed}
+	s.Known = waiting{asked, r.prefixes, allowed}
 	if s.MustGo || p.mayGo(g, plan, &s.Known) {
 		return false
 	}

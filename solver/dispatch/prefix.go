@@ -14,8 +14,8 @@ const PrefixBlock = 64
 const blockBytes = 4 * PrefixBlock
 
 const (
-	// FNV-1a over 64-bit words: cheap and sufficient for hints. Text has another hash function, so that a text and
-	// tokens match only by chance.
+	// FNV-1a over 64-bit words: cheap and sufficient for hints. The words of a text are hashes of its parts, so that a
+	// text and tokens match only by chance.
 	tokenOffset = 14695981039346656037
 	hashPrime   = 1099511628211
 )
@@ -41,24 +41,22 @@ func PrefixHashes(dst []uint64, parts ...[]int32) []uint64 {
 // textSeed is the seed of the hashes of texts, which are never stored.
 var textSeed = maphash.MakeSeed()
 
-// textEnd is hashed at the end of a text. It does not occur in UTF-8.
+// textEnd is hashed at the end of a text.
 const textEnd = 0xff
 
 // TextPrefixHashes is PrefixHashes for texts without tokens, by blocks of the typical number of bytes of a token block.
 // The boundaries of texts are part of the hash.
 func TextPrefixHashes(dst []uint64, texts []string) []uint64 {
-	var hash maphash.Hash
-	hash.SetSeed(textSeed)
-	left := blockBytes // of the current block
+	hash, left := uint64(tokenOffset), blockBytes // of the current block
 	for _, text := range texts {
 		for len(text) >= left {
-			hash.WriteString(text[:left])
-			dst = append(dst, hash.Sum64())
+			hash = mix((hash ^ maphash.String(textSeed, text[:left])) * hashPrime)
+			dst = append(dst, hash)
 			text, left = text[left:], blockBytes
 		}
-		hash.WriteString(text)
+		hash = mix((hash ^ maphash.String(textSeed, text)) * hashPrime)
+		hash = (hash ^ textEnd) * hashPrime
 		left -= len(text)
-		hash.WriteByte(textEnd)
 	}
 	return dst
 }

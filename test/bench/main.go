@@ -3,7 +3,9 @@
 // argument selects another benchmark:
 //
 //   - solver: only the solver.
-//   - router: only the request router, in front of an engine that answers immediately.
+//   - router: only the request router, in front of an engine that answers immediately. It is compared with the programs
+//     that are installed of sglang-router, vllm-router, nginx, haproxy and envoy; router peers [TOKENS...] is only this comparison.
+//     BENCH_PROFILES names a directory for processor profiles of the routers.
 //   - reshuffle: reshuffling a checkpoint of 8 GiB. It needs 24 GiB of disk, and runs only on request.
 //   - metis [TRACE]: our search compared with METIS. The default trace is in solver/testdata.
 //   - replan: the local activation rate that re-plans from few tokens recover after the kinds of text have changed.
@@ -116,6 +118,13 @@ func run(ctx context.Context) error {
 	}
 	if len(os.Args) >= 2 && os.Args[1] == processArgument {
 		return runProcess(ctx, os.Args[2:])
+	}
+	if len(os.Args) >= 3 && os.Args[1] == "router" && os.Args[2] == "peers" {
+		r, err := benchSideBySide(ctx, os.Args[3:])
+		if err != nil {
+			return err
+		}
+		return out.Encode(r)
 	}
 	// The router runs first, before other benchmarks fill caches and memory.
 	var routed *routerResult

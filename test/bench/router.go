@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 
 	"github.com/semmoe/operator/internal/model/tokenizer"
 	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/solver/dispatch"
 )
 
 // Goals of the request router on two cores.
@@ -68,6 +68,8 @@ type routerResult struct {
 	Resident   float64 `json:"router_resident_mib"`
 	MemoryGoal float64 `json:"router_resident_mib_goal"`
 	Peak       float64 `json:"router_peak_mib"`
+	// SideBySide compares the router with other programs.
+	SideBySide *sideBySide `json:"side_by_side"`
 }
 
 // lengthCost is the processor time per request with prompts of one length, in microseconds.
@@ -88,11 +90,7 @@ func benchRouter(ctx context.Context) (*routerResult, error) {
 		return nil, err
 	}
 	defer engine.stop() //nolint:errcheck // its measurements are complete
-	_, text, err := net.SplitHostPort(engine.address)
-	if err != nil {
-		return nil, err
-	}
-	port, err := strconv.Atoi(text)
+	_, port, err := net.SplitHostPort(engine.address)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +104,7 @@ func benchRouter(ctx context.Context) (*routerResult, error) {
 		dir  string
 		pods int
 	}{{small, 1}, {large, routerPods}} {
-		if err := writeSnapshot(snapshot.dir, artifact, tokens, port, snapshot.pods); err != nil {
+		if err := writeSnapshot(snapshot.dir, artifact, tokens, port, snapshot.pods, routerRanks, artifact.Digest); err != nil {
 			return nil, err
 		}
 	}
@@ -120,7 +118,11 @@ func benchRouter(ctx context.Context) (*routerResult, error) {
 	if err := r.proxying(ctx, fixture, engine, small); err != nil {
 		return nil, err
 	}
-	return r, r.memory(ctx, fixture, large)
+	if err := r.memory(ctx, fixture, large); err != nil {
+		return nil, err
+	}
+	r.SideBySide, err = benchSideBySide(ctx, nil)
+	return r, err
 }
 
 // proxying measures processor time and latency with one pod.
@@ -130,7 +132,7 @@ func (r *routerResult) proxying(ctx context.Context, fixture *routerFixture, eng
 		return err
 	}
 	defer baseline.stop() //nolint:errcheck // its measurements are complete
-	proxy, err := startProcess(ctx, routerProcess, snapshot)
+	proxy, err := startProcess(ctx, routerProcess, snapshot, string(dispatch.Price))
 	if err != nil {
 		return err
 	}
@@ -138,7 +140,7 @@ func (r *routerResult) proxying(ctx context.Context, fixture *routerFixture, eng
 	defer proxy.stop() //nolint:errcheck // as above
 	client := newLoadClient()
 	for i, target := range []*process{engine, baseline, proxy} { // warm up
-		if err := client.closedLoop(ctx, target, fixture.bodies(100+uint64(i), 1000, promptTokens)); err != nil {
+		if err := client.closedLoop(ctx, target, fixture.bodies(100+uint64(i), 1000, promptTokens), 8); err != nil {
 			return err
 		}
 	}
@@ -184,11 +186,11 @@ func (r *routerResult) latency(ctx context.Context, client *loadClient, fixture 
 	var direct50, direct99, added50, added99 []float64
 	for round := range rounds {
 		bodies := fixture.bodies(300+uint64(round), seconds*requestsPerSecond, promptTokens)
-		direct, err := client.openLoop(ctx, engine, bodies)
+		direct, err := client.openLoop(ctx, engine, bodies, requestsPerSecond)
 		if err != nil {
 			return err
 		}
-		routed, err := client.openLoop(ctx, proxy, bodies)
+		routed, err := client.openLoop(ctx, proxy, bodies, requestsPerSecond)
 		if err != nil {
 			return err
 		}
@@ -247,13 +249,13 @@ func (r *routerResult) parts(fixture *routerFixture, file []byte) error {
 }
 
 func (r *routerResult) memory(ctx context.Context, fixture *routerFixture, snapshot string) error {
-	proxy, err := startProcess(ctx, routerProcess, snapshot)
+	proxy, err := startProcess(ctx, routerProcess, snapshot, string(dispatch.Price))
 	if err != nil {
 		return err
 	}
 	proxy.plan = fixture.plan
 	defer proxy.stop() //nolint:errcheck // its measurements are complete
-	if err := newLoadClient().closedLoop(ctx, proxy, fixture.bodies(600, 5000, promptTokens)); err != nil {
+	if err := newLoadClient().closedLoop(ctx, proxy, fixture.bodies(600, 5000, promptTokens), 8); err != nil {
 		return err
 	}
 	used, err := proxy.usage()
@@ -271,12 +273,7 @@ func newLoadClient() *loadClient {
 // send sends one request and reads the answer. It fails if the rank was not chosen by the plan, because then the router
 // has not done the work to be measured.
 func (c *loadClient) send(ctx context.Context, target *process, body []byte) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+target.address+"/v1/completions", bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	request.Header.Set("Content-Type", "application/json")
-	response, err := c.http.Do(request)
+	response, err := c.post(ctx, target, body)
 	if err != nil {
 		return err
 	}
@@ -291,10 +288,43 @@ func (c *loadClient) send(ctx context.Context, target *process, body []byte) err
 	return err
 }
 
-// closedLoop sends the requests, eight concurrently.
-func (c *loadClient) closedLoop(ctx context.Context, target *process, bodies [][]byte) error {
+func (c *loadClient) post(ctx context.Context, target *process, body []byte) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+target.address+"/v1/completions", bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	return c.http.Do(request)
+}
+
+// tolerant sends requests like closedLoop, and returns how many failed. A failure of another program does not end the
+// measurement, but many failures would be cheap.
+func (c *loadClient) tolerant(ctx context.Context, target *process, bodies [][]byte, concurrent int) (failed int, err error) {
+	errs := make([]error, len(bodies))
+	var group errgroup.Group
+	group.SetLimit(concurrent)
+	for i, body := range bodies {
+		group.Go(func() error {
+			errs[i] = c.send(ctx, target, body)
+			return nil
+		})
+	}
+	group.Wait() //nolint:errcheck // the functions return none
+	for _, e := range errs {
+		if e != nil {
+			failed, err = failed+1, e
+		}
+	}
+	if 100*failed <= len(bodies) {
+		err = nil
+	}
+	return failed, err
+}
+
+// closedLoop sends the requests, some of them concurrently.
+func (c *loadClient) closedLoop(ctx context.Context, target *process, bodies [][]byte, concurrent int) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(8)
+	group.SetLimit(concurrent)
 	for _, body := range bodies {
 		group.Go(func() error { return c.send(ctx, target, body) })
 	}
@@ -307,22 +337,47 @@ func (c *loadClient) cost(ctx context.Context, target *process, bodies [][]byte)
 	if err != nil {
 		return 0, err
 	}
-	if err := c.closedLoop(ctx, target, bodies); err != nil {
+	if err := c.closedLoop(ctx, target, bodies, 8); err != nil {
 		return 0, err
 	}
 	after, err := target.usage()
 	return (after.CPUSeconds - before.CPUSeconds) / float64(len(bodies)), err
 }
 
-// openLoop sends the requests at fixed times, independent of the answers. It returns the latency of each request: the
+// firstEvents returns the time until the first byte of each response, in seconds, of the responses that were complete.
+// Requests are sent one after another. It fails if most requests fail.
+func (c *loadClient) firstEvents(ctx context.Context, target *process, bodies [][]byte) (taken []float64, err error) {
+	for _, body := range bodies {
+		begin := time.Now()
+		var response *http.Response
+		if response, err = c.post(ctx, target, body); err != nil {
+			continue
+		}
+		_, err = io.ReadFull(response.Body, make([]byte, 1))
+		first := time.Since(begin).Seconds()
+		if err == nil {
+			_, err = io.Copy(io.Discard, response.Body)
+		}
+		response.Body.Close()
+		if err == nil {
+			taken = append(taken, first)
+		}
+	}
+	if len(taken) > len(bodies)/2 {
+		err = nil
+	}
+	return taken, err
+}
+
+// openLoop sends the requests at fixed times, so many per second, independent of the answers. It returns the latency of each request: the
 // seconds from its scheduled time to the end of its answer.
-func (c *loadClient) openLoop(ctx context.Context, target *process, bodies [][]byte) ([]float64, error) {
+func (c *loadClient) openLoop(ctx context.Context, target *process, bodies [][]byte, rate int) ([]float64, error) {
 	taken := make([]float64, len(bodies))
 	errs := make([]error, len(bodies))
 	var running sync.WaitGroup
 	begin := time.Now().Add(10 * time.Millisecond)
 	for i, body := range bodies {
-		due := begin.Add(time.Duration(i) * time.Second / requestsPerSecond)
+		due := begin.Add(time.Duration(i) * time.Second / time.Duration(rate))
 		time.Sleep(time.Until(due))
 		running.Go(func() {
 			errs[i] = c.send(ctx, target, body)

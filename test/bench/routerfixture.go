@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -45,7 +46,7 @@ func newRouterFixture() (*routerFixture, *plan.Artifact, []byte, error) {
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	p := routerPlan()
+	p := routerPlan(routerRanks)
 	artifact, err := plan.Encode(p)
 	if err != nil {
 		return nil, nil, nil, err
@@ -53,9 +54,12 @@ func newRouterFixture() (*routerFixture, *plan.Artifact, []byte, error) {
 	return &routerFixture{plan: artifact.Digest[:16], table: p.Ranks, words: words}, artifact, tokenizer, nil
 }
 
-// writeSnapshot creates a snapshot directory from which a router starts with some pods. Each pod has a different
-// loopback address. The same engine serves all of them.
-func writeSnapshot(dir string, a *plan.Artifact, tokenizer []byte, port, pods int) error {
+// podAddress returns the loopback address of a pod. The same engine serves all of them.
+func podAddress(pod int) string { return fmt.Sprintf("127.0.%d.%d", 1+pod/250, 1+pod%250) }
+
+// writeSnapshot creates a snapshot directory from which a router starts with some pods, which name the plan of a digest
+// or none.
+func writeSnapshot(dir string, a *plan.Artifact, tokenizer []byte, port string, pods, ranks int, digest string) error {
 	directory := filepath.Join(dir, "plans", a.Digest)
 	if err := plan.Write(directory, a, []byte("{}")); err != nil {
 		return err
@@ -66,18 +70,18 @@ func writeSnapshot(dir string, a *plan.Artifact, tokenizer []byte, port, pods in
 	backends := make([]discovery.Backend, pods)
 	for i := range backends {
 		backends[i] = discovery.Backend{
-			Pod: fmt.Sprintf("engine-%d", i), Address: fmt.Sprintf("127.0.%d.%d:%d", 1+i/250, 1+i%250, port),
-			Ranks: routerRanks, Revision: "bench", PlanDigest: a.Digest,
+			Pod: fmt.Sprintf("engine-%d", i), Address: net.JoinHostPort(podAddress(i), port),
+			Ranks: ranks, Revision: "bench", PlanDigest: digest,
 		}
 	}
 	return discovery.SaveSnapshot(dir, backends)
 }
 
 // routerPlan returns a plan with random scores. The cost of the router does not depend on their values.
-func routerPlan() *solver.Plan {
+func routerPlan(ranks int) *solver.Plan {
 	const experts = 128
 	random := rand.New(rand.NewPCG(1, 4))
-	scores := make([]uint16, routerVocabulary*routerRanks)
+	scores := make([]uint16, routerVocabulary*ranks)
 	for i := range scores {
 		scores[i] = uint16(random.IntN(affinity.ScoreScale / 8))
 	}
@@ -85,10 +89,10 @@ func routerPlan() *solver.Plan {
 		Attention: placement.DataParallel, Forecast: solver.Table, Algorithm: placement.Auto,
 		HiddenLayers: 1, Vocabulary: routerVocabulary, TrainPercent: 80, Seed: 1,
 		Placement: &placement.Placement{
-			Ranks: routerRanks, Experts: experts, SlotsPerRank: experts / routerRanks,
+			Ranks: ranks, Experts: experts, SlotsPerRank: experts / ranks,
 			Layers: []placement.Layer{{Layer: 0, Slots: indices(experts)}},
 		},
-		Ranks: &affinity.RankTable{Ranks: routerRanks, Score: scores},
+		Ranks: &affinity.RankTable{Ranks: ranks, Score: scores},
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime/pprof"
 	"strconv"
 	"strings"
 	"time"
@@ -23,18 +25,24 @@ import (
 
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/solver/dispatch"
 )
 
 // processArgument is the first argument of this program as one of the child processes below. Separate processes allow
 // to measure the processor time of each.
 const processArgument = "router-process"
 
-// Child processes: an engine that answers immediately, a reverse proxy that decodes the JSON, and the request router.
+// Child processes: an engine that answers immediately, a reverse proxy that decodes the JSON, one that does not, and the
+// request router.
 const (
 	engineProcess   = "engine"
 	baselineProcess = "baseline"
+	plainProcess    = "plain"
 	routerProcess   = "router"
 )
+
+// profileVariable names a directory into which child processes write processor profiles.
+const profileVariable = "BENCH_PROFILES"
 
 // usage is the resource usage of a process since its start.
 type usage struct {
@@ -89,6 +97,11 @@ func (p *process) usage() (usage, error) {
 }
 
 func (p *process) stop() error {
+	if p.input == nil { // another program
+		p.command.Process.Signal(os.Interrupt) //nolint:errcheck // fails only if the process has ended
+		time.AfterFunc(time.Second, func() { p.command.Process.Kill() })
+		return p.command.Wait()
+	}
 	p.input.Close() //nolint:errcheck // fails only if the process has ended
 	return p.command.Wait()
 }
@@ -98,6 +111,17 @@ func (p *process) stop() error {
 func runProcess(ctx context.Context, args []string) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	if dir := os.Getenv(profileVariable); dir != "" {
+		file, err := os.Create(filepath.Join(dir, fmt.Sprintf("%s-%d.prof", args[0], os.Getpid())))
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		if err := pprof.StartCPUProfile(file); err != nil {
+			return err
+		}
+		defer pprof.StopCPUProfile()
+	}
 	address, err := serveAs(ctx, args)
 	if err != nil {
 		return err
@@ -108,7 +132,7 @@ func runProcess(ctx context.Context, args []string) error {
 	}
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		u := usage{CPUSeconds: cpuSeconds()}
-		if u.ResidentMiB, u.PeakMiB, err = residentMiB(); err != nil {
+		if u.ResidentMiB, u.PeakMiB, err = residentMiB(os.Getpid()); err != nil {
 			return err
 		}
 		if err := out.Encode(u); err != nil {
@@ -124,8 +148,10 @@ func serveAs(ctx context.Context, args []string) (address string, err error) {
 		return serve("0.0.0.0:0", http.HandlerFunc(answerAtOnce))
 	case len(args) == 2 && args[0] == baselineProcess:
 		return serve("127.0.0.1:0", decodingProxy(args[1]))
-	case len(args) == 2 && args[0] == routerProcess:
-		return serveRouter(ctx, args[1])
+	case len(args) == 2 && args[0] == plainProcess:
+		return serve("127.0.0.1:0", reverseProxy(args[1]))
+	case len(args) == 3 && args[0] == routerProcess:
+		return serveRouter(ctx, args[1], dispatch.Policy(args[2]))
 	}
 	return "", fmt.Errorf("unknown process %v", args)
 }
@@ -141,7 +167,17 @@ func serve(address string, handler http.Handler) (string, error) {
 
 // answerAtOnce is a minimal engine: it reads the request and answers with one token.
 func answerAtOnce(w http.ResponseWriter, r *http.Request) {
-	io.Copy(io.Discard, r.Body) //nolint:errcheck // the client notices
+	body, _ := io.ReadAll(r.Body) // the client notices an error
+	if bytes.Contains(body, []byte(`"stream":true`)) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for range 5 {
+			io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"text\":\" a\"}]}\n\n") //nolint:errcheck // as above
+			w.(http.Flusher).Flush()
+			time.Sleep(5 * time.Millisecond)
+		}
+		io.WriteString(w, "data: [DONE]\n\n") //nolint:errcheck // as above
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
 	io.WriteString(w, `{"id":"cmpl-1","object":"text_completion","model":"bench","choices":[{"index":0,"text":" a","finish_reason":"length"}],`+ //nolint:errcheck // as above
 		`"usage":{"prompt_tokens":1000,"completion_tokens":1,"total_tokens":1001}}`)
@@ -149,8 +185,7 @@ func answerAtOnce(w http.ResponseWriter, r *http.Request) {
 
 // decodingProxy is the baseline of the router's cost: a reverse proxy that reads and decodes the body of each request.
 func decodingProxy(engine string) http.Handler {
-	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: engine})
-	proxy.Transport = &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}
+	proxy := reverseProxy(engine)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
@@ -171,9 +206,15 @@ func decodingProxy(engine string) http.Handler {
 	})
 }
 
+func reverseProxy(engine string) http.Handler {
+	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: engine})
+	proxy.Transport = &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}
+	return proxy
+}
+
 // serveRouter runs the request router like the command semmoe router, from a snapshot and the plans in its directory,
 // without an API server and without a store.
-func serveRouter(ctx context.Context, dir string) (string, error) {
+func serveRouter(ctx context.Context, dir string, policy dispatch.Policy) (string, error) {
 	ports, err := freePorts(3)
 	if err != nil {
 		return "", err
@@ -182,7 +223,10 @@ func serveRouter(ctx context.Context, dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	pool := router.DefaultPoolOptions()
+	pool.Policy = policy
 	options := router.Options{
+		Pool:         pool,
 		ProxyOptions: router.ProxyOptions{RankHeader: "X-Data-Parallel-Rank", MaxBodyBytes: 32 << 20, EndpointWait: 10 * time.Second},
 		Namespace:    "bench", Selector: "bench=true", SnapshotDir: dir, Host: "127.0.0.1", Port: ports[0], MetricsPort: ports[1],
 		FetchPlan: func(_ context.Context, _, dir string) error {
@@ -199,21 +243,21 @@ func serveRouter(ctx context.Context, dir string) (string, error) {
 			return "", fmt.Errorf("the router ended: %w", err)
 		default:
 		}
-		if loaded, err := contains(metrics, `semmoe_router_plans{state="loaded"} 1`); err == nil && loaded {
+		if page, err := get(metrics); err == nil && strings.Contains(page, `semmoe_router_plans{state="pending"} 0`) && !strings.Contains(page, "semmoe_router_backends 0\n") {
 			return net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[0])), nil
 		}
 	}
-	return "", errors.New("the router has not loaded a plan within 1 minute")
+	return "", errors.New("the router has not loaded pods and plans within 1 minute")
 }
 
-func contains(url, text string) (bool, error) {
+func get(url string) (string, error) {
 	response, err := http.Get(url)
 	if err != nil {
-		return false, err
+		return "", err
 	}
 	defer response.Body.Close()
 	page, err := io.ReadAll(response.Body)
-	return strings.Contains(string(page), text), err
+	return string(page), err
 }
 
 func freePorts(n int) ([]int, error) {
@@ -229,9 +273,9 @@ func freePorts(n int) ([]int, error) {
 	return ports, nil
 }
 
-// residentMiB reads the current and the maximum resident memory of this process from the operating system.
-func residentMiB() (now, peak float64, err error) {
-	status, err := os.ReadFile("/proc/self/status")
+// residentMiB reads the current and the maximum resident memory of a process from the operating system.
+func residentMiB(pid int) (now, peak float64, err error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, 0, err
 	}

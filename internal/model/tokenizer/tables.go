@@ -142,9 +142,9 @@ func (c *pieceCache) put(hash uint64, piece string, tokens []int32) {
 const (
 	// shortBytes is the maximum length of a piece in a wordCache, shortTokens the maximum number of its tokens.
 	shortBytes, shortTokens = 16, 3
-	// wordSlotBits limits a wordCache to 64 KiB, which fits the processor's cache. It contains the few thousand most
-	// frequent words, most of a text.
-	wordSlotBits = 11
+	// wordSlotBits limits a wordCache to 256 KiB, which fits the second-level cache of a processor. It contains the few
+	// thousand most frequent words, most of a text.
+	wordSlotBits = 13
 )
 
 // wordCache caches the tokens of short pieces for the text that is being encoded. A hit touches one line of memory, and

@@ -156,7 +156,7 @@ func (k *running) best(p planstest.Planned) int {
 	if layout == nil {
 		return noRank
 	}
-	scores, _, _ := layout.Score(&wire.Prompt{Texts: []string{"func main() {"}}, nil)
+	scores, _, _, _ := layout.Score(&wire.Prompt{Texts: []string{"func main() {"}}, nil)
 	if scores == nil {
 		return noRank
 	}

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"path/filepath"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/semmoe/operator/internal/model/tokenizer"
 	"github.com/semmoe/operator/internal/observation/lar"
@@ -13,13 +15,16 @@ import (
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"
-	"github.com/semmoe/operator/solver/dispatch"
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// scoredTokens is the maximum number of scored tokens of a prompt. Of a longer prompt, this many tokens are sampled
-// evenly; their mean share is close to the mean share of all tokens.
-const scoredTokens = 16 << 10
+const (
+	// ScoredTokens is the default of Layout.Scored. More tokens do not increase the local activation rate of longer
+	// prompts (docs/benchmarks/router.md).
+	ScoredTokens = 1 << 10
+	// sliceBytes is the approximate length of a slice of text: about 16 tokens.
+	sliceBytes = 16 * wire.BytesPerToken
+)
 
 // Layout is a plan as the router uses it: the placement of the experts and the table that scores tokens. It is
 // immutable.
@@ -51,13 +56,17 @@ type Layout struct {
 	// Tokenizer is nil if the checkpoint has no readable tokenizer. Then only token ids can be scored, and texts if an
 	// engine returns their token ids.
 	Tokenizer *tokenizer.Tokenizer
+	// Scored is the maximum number of tokens of a prompt that are scored. Of a longer prompt, about this many are taken
+	// evenly: single token ids, or slices of the text, of which the rest is not tokenized. Their mean share is close to
+	// the mean share of all tokens.
+	Scored int
 }
 
 // New returns the layout of a plan with this digest. tokens may be nil.
 func New(digest string, p *solver.Plan, tokens *tokenizer.Tokenizer) *Layout {
 	l := &Layout{
 		Digest: digest, root: cmp.Or(p.Layout, digest), Tables: digest, Ranks: p.Placement.Ranks,
-		hosts: make([][][]int, p.HiddenLayers), copies: p.Placement.CopyRule, table: p.Ranks, seen: p.Seen, Tokenizer: tokens,
+		hosts: make([][][]int, p.HiddenLayers), copies: p.Placement.CopyRule, table: p.Ranks, seen: p.Seen, Tokenizer: tokens, Scored: ScoredTokens,
 		Machines: cost.MachinesOf(p.Machines(), p.Placement.Ranks, cmp.Or(p.RanksPerNode, solver.DefaultEvaluation().RanksPerNode)),
 	}
 	if l.Shape = p.Shape; l.Shape.MoELayers == 0 {
@@ -144,34 +153,92 @@ const (
 )
 
 // Score predicts the local share of a request on each rank from its prompt. ids are the tokens that were read: the ids
-// of the prompt, or its tokenized texts, which Score appends to the buffer. unscored is the reason if it cannot score
-// the request.
-func (l *Layout) Score(p *wire.Prompt, buffer []int32) (scores []float32, ids []int32, unscored string) {
+// of the prompt, or its tokenized texts, which Score appends to the buffer. tokens is the length of the prompt, which is
+// estimated if not all of a text was read. unscored is the reason if it cannot score the request.
+func (l *Layout) Score(p *wire.Prompt, buffer []int32) (scores []float32, ids []int32, tokens int, unscored string) {
 	if l.table == nil {
-		return nil, nil, NoTable
+		return nil, nil, 0, NoTable
 	}
 	ids = p.IDs
-	if len(p.Texts) > 0 {
+	scored := evenly(ids, l.Scored)
+	if tokens = len(ids); len(p.Texts) > 0 {
 		if l.Tokenizer == nil {
-			return nil, nil, NoTokenizer
+			return nil, nil, 0, NoTokenizer
 		}
+		read, all := 0, 0
 		ids = append(buffer, p.IDs...)
-		for _, text := range p.Texts {
+		for _, text := range slicesOf(p.Texts, l.Scored*wire.BytesPerToken) {
 			ids = l.Tokenizer.AppendTokens(ids, text)
+			read += len(text)
 		}
+		for _, text := range p.Texts {
+			all += len(text)
+		}
+		scored, tokens = ids, len(p.IDs)+int(float64(len(ids)-len(p.IDs))*float64(all)/float64(max(1, read)))
 	}
 	if len(ids) == 0 {
-		return nil, nil, NoPrompt
+		return nil, nil, 0, NoPrompt
 	}
 	scores = make([]float32, l.Ranks)
-	l.table.ScoreTokens(scores, evenly(ids[:min(len(ids), wire.ReadTokens)], scoredTokens))
-	return scores, ids, ""
+	l.table.ScoreTokens(scores, scored)
+	return scores, ids, tokens, ""
 }
 
-// PrefixHashes hashes the prefixes of a prompt with these tokens, tools first.
-func PrefixHashes(p *wire.Prompt, ids []int32) []uint64 {
-	tools, seen := p.ToolIDs(), ids[:min(len(ids), wire.ReadTokens)]
-	return dispatch.PrefixHashes(make([]uint64, 0, (len(tools)+len(seen))/dispatch.PrefixBlock), tools, seen)
+// slicesOf returns the texts, or slices of them with about limit bytes. Slices are taken evenly; their positions vary
+// like those of evenly. They begin and end between words where there are words.
+func slicesOf(texts []string, limit int) []string {
+	all := 0
+	for _, text := range texts {
+		all += len(text)
+	}
+	n := limit / sliceBytes
+	if 4*all <= 5*limit || n == 0 { // slices would save less than they cost
+		return texts
+	}
+	taken := make([]string, 0, n)
+	text, before := 0, 0 // the text of the position, and the bytes before it
+	for i := range n {
+		begin, end := all*i/n, all*(i+1)/n // the share of this slice
+		at := max(before, begin+scatter(begin, end-begin-sliceBytes+1))
+		for left := sliceBytes; left > 0 && text < len(texts); {
+			if at >= before+len(texts[text]) {
+				before += len(texts[text])
+				text++
+				continue
+			}
+			from := texts[text][at-before:]
+			if at > before {
+				from = from[wordEnd(from, 0):]
+			}
+			from = from[:wordEnd(from, left)]
+			if from != "" {
+				taken = append(taken, from)
+			}
+			left -= max(1, len(from))
+			at = before + len(texts[text])
+		}
+	}
+	return taken
+}
+
+// wordEnd returns the first position at or after a position that is before a space, or between characters if the next
+// 32 bytes have no space.
+func wordEnd(text string, at int) int {
+	if at >= len(text) {
+		return len(text)
+	}
+	if next := strings.IndexByte(text[at:min(len(text), at+32)], ' '); next >= 0 {
+		return at + next
+	}
+	for at < len(text) && !utf8.RuneStart(text[at]) {
+		at++
+	}
+	return at
+}
+
+// scatter returns a number below limit, from the bits of a position.
+func scatter(at, limit int) int {
+	return int(uint32(at)*2654435761>>16) % max(1, limit) // Knuth's multiplicative hash: the golden ratio of 32 bits
 }
 
 // Known returns the share of the first tokens of a request that the table was trained on, and the share of pairs of
@@ -180,20 +247,19 @@ func (l *Layout) Known(ids []int32) (tokens, pairs float64) {
 	if l.seen == nil {
 		return 1, 1
 	}
-	return l.seen.Shares(ids[:min(len(ids), scoredTokens)])
+	return l.seen.Shares(ids[:min(len(ids), l.Scored)])
 }
 
-// evenly returns at most limit tokens, one of every n with the smallest such n. The position within each group of n
-// varies, because text is repetitive: every n-th token of a list may be the same.
+// evenly returns at most limit tokens, one of each of as many equal shares. The position within each share varies,
+// because text is repetitive: every n-th token of a list may be the same.
 func evenly(tokens []int32, limit int) []int32 {
-	step := (len(tokens) + limit - 1) / limit
-	if step <= 1 {
+	if len(tokens) <= limit {
 		return tokens
 	}
-	taken := make([]int32, 0, limit)
-	for begin := 0; begin < len(tokens); begin += step {
-		at := begin + int(uint32(begin)*2654435761>>16)%step // Knuth's multiplicative hash: the golden ratio of 32 bits
-		taken = append(taken, tokens[min(at, len(tokens)-1)])
+	taken := make([]int32, limit)
+	for i := range taken {
+		begin, end := len(tokens)*i/limit, len(tokens)*(i+1)/limit
+		taken[i] = tokens[begin+scatter(begin, end-begin)]
 	}
 	return taken
 }

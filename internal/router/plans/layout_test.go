@@ -2,8 +2,11 @@ package plans
 
 import (
 	"math"
+	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -13,7 +16,6 @@ import (
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/cost/hardware"
-	"github.com/semmoe/operator/solver/dispatch"
 	"github.com/semmoe/operator/solver/placement"
 )
 
@@ -87,8 +89,10 @@ func TestLayoutScore(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			scores, ids, unscored := tc.layout.Score(&tc.prompt, nil)
-			tokens := len(ids)
+			scores, ids, tokens, unscored := tc.layout.Score(&tc.prompt, nil)
+			if tokens != len(ids) {
+				t.Errorf("%d tokens of %d ids", tokens, len(ids))
+			}
 			if diff := cmp.Diff(tc.scores, scores); diff != "" || tokens != tc.tokens || unscored != tc.unscored {
 				t.Errorf("%d tokens, unscored %q, (-want +got):\n%s", tokens, unscored, diff)
 			}
@@ -113,7 +117,7 @@ func TestKnownTokens(t *testing.T) {
 		"known":               {layout, ids, 1},
 		"one beyond":          {layout, strange, float64(len(ids)) / float64(len(ids)+1)},
 		"an older plan":       {&silent, strange, 1},
-		"beyond what is read": {layout, append(slices.Repeat(ids[:1], scoredTokens), 1<<30), 1},
+		"beyond what is read": {layout, append(slices.Repeat(ids[:1], ScoredTokens), 1<<30), 1},
 	} {
 		if known, pairs := tc.layout.Known(tc.ids); known != tc.known || pairs > 1 {
 			t.Errorf("%s: %v of the tokens are known, and %v of their pairs, want %v", name, known, pairs, tc.known)
@@ -121,36 +125,72 @@ func TestKnownTokens(t *testing.T) {
 	}
 }
 
-// TestLongPromptIsScoredAllOver checks that all parts of a long prompt count: its score is close to the score of all
-// its tokens, and not to that of its start.
+// TestLongPromptIsScoredAllOver checks that all parts of a long prompt count, of ids and of texts: its score is close to
+// the score of all its tokens, and not to that of its start. The length of texts is estimated.
 func TestLongPromptIsScoredAllOver(t *testing.T) {
 	p, _ := planstest.Solved(t)
 	layout := layoutOf(p)
-	var ids []int32
+	var long string
 	for _, text := range []string{"SELECT name FROM users WHERE id = 1;\n", "der Hund ist nicht im Haus, und das ist gut so.\n"} {
-		part := p.Tokenizer.Encode(text)
-		for n := len(ids) + wire.ReadTokens/2; len(ids) < n; {
-			ids = append(ids, part...)
-		}
+		long += strings.Repeat(text, 128<<10/len(text))
 	}
-	ids = ids[:wire.ReadTokens]
+	ids := p.Tokenizer.Encode(long)
 	all, beginning := make([]float32, 4), make([]float32, 4)
 	p.Plan.Ranks.ScoreTokens(all, ids)
-	p.Plan.Ranks.ScoreTokens(beginning, ids[:scoredTokens])
-	prompt := wire.Prompt{IDs: ids}
-	got, read, _ := layout.Score(&prompt, nil)
-	prefixes := PrefixHashes(&prompt, read)
-	if tokens := len(read); tokens != wire.ReadTokens || len(prefixes) != wire.ReadTokens/dispatch.PrefixBlock {
-		t.Errorf("%d tokens and %d prefixes, want %d and %d", len(read), len(prefixes), wire.ReadTokens, wire.ReadTokens/dispatch.PrefixBlock)
-	}
+	p.Plan.Ranks.ScoreTokens(beginning, ids[:ScoredTokens])
 	apart := func(a, b []float32) (most float64) {
 		for rank := range a {
 			most = max(most, math.Abs(float64(a[rank]-b[rank])))
 		}
 		return most
 	}
-	if off, cut := apart(got, all), apart(beginning, all); off > .002 || cut < 5*off {
-		t.Errorf("the score is off by %.4f, that of the beginning by %.4f", off, cut)
+	var lines []string
+	for line := range strings.Lines(long) {
+		lines = append(lines, line)
+	}
+	for name, prompt := range map[string]wire.Prompt{
+		"ids": {IDs: ids}, "a text": {Texts: []string{long}}, "two texts": {Texts: []string{long[:100], long[100:]}}, "many texts": {Texts: lines},
+	} {
+		got, read, tokens, _ := layout.Score(&prompt, nil)
+		if off, cut := apart(got, all), apart(beginning, all); off > .006 || cut < 5*off {
+			t.Errorf("%s: the score is off by %.4f, that of the beginning by %.4f", name, off, cut)
+		}
+		if math.Abs(float64(tokens)/float64(len(ids))-1) > .02 {
+			t.Errorf("%s: %d tokens, want about %d", name, tokens, len(ids))
+		}
+		if len(prompt.Texts) > 0 && len(read) > 2*ScoredTokens {
+			t.Errorf("%s: %d tokens were read", name, len(read))
+		}
+	}
+}
+
+// TestSlices checks that slices are parts of the texts in order, of about the limit, and valid UTF-8 if the text is.
+func TestSlices(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	alphabet := []rune("ab \n語é😀")
+	for range 500 {
+		texts := make([]string, 1+random.IntN(20))
+		for i := range texts {
+			text := make([]rune, random.IntN(1000)*random.IntN(3))
+			for j := range text {
+				text[j] = alphabet[random.IntN(len(alphabet))]
+			}
+			texts[i] = string(text)
+		}
+		limit := sliceBytes * (1 + random.IntN(16))
+		joined, taken := strings.Join(texts, ""), slicesOf(texts, limit)
+		size := 0
+		for rest, i := joined, 0; i < len(taken); i++ {
+			at := strings.Index(rest, taken[i])
+			if at < 0 || !utf8.ValidString(taken[i]) {
+				t.Fatalf("slice %d of %d, %q, is not a part of the rest of the text", i, len(taken), taken[i])
+			}
+			rest = rest[at:]
+			size += len(taken[i])
+		}
+		if want := min(len(joined), limit); size < want/2 || size > want+want/2 {
+			t.Errorf("%d bytes of %d in %d slices, want %d", size, len(joined), len(taken), want)
+		}
 	}
 }
 

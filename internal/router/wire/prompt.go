@@ -83,18 +83,6 @@ func (p *Prompt) addTools(list []byte) {
 	p.More += (len(list) - cut) / BytesPerToken
 }
 
-// ToolIDs returns pseudo token ids for the tools, which have unknown tokens: one id per BytesPerToken bytes of their
-// text.
-func (p *Prompt) ToolIDs() []int32 {
-	ids := make([]int32, len(p.Tools)/BytesPerToken)
-	for i := range ids {
-		for _, c := range []byte(p.Tools[i*BytesPerToken : (i+1)*BytesPerToken]) {
-			ids[i] = ids[i]<<8 | int32(c)
-		}
-	}
-	return ids
-}
-
 // AllTexts returns the tools and the texts in the order in which the model reads them.
 func (p *Prompt) AllTexts() []string {
 	if p.Tools == "" {
@@ -162,6 +150,14 @@ func PromptOf(path string, b Body) Prompt {
 		p.Media.addLists(b.get(name), 0)
 	}
 	return p
+}
+
+// MediaOf returns the media of the prompt in a body. It does not decode a prompt that is one string.
+func MediaOf(path string, b Body) Media {
+	b.members = slices.DeleteFunc(slices.Clone(b.members), func(m jsonscan.Member) bool {
+		return b.data[m.Start] == '"' && !slices.Contains(mediaMembers, string(m.Key)) && !slices.Contains(embedMembers, string(m.Key))
+	})
+	return PromptOf(path, b).Media
 }
 
 // promptOfValue reads a string, a list of strings, a list of token ids, or a list of such lists.

@@ -19,6 +19,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/semmoe/operator/test/load"
 )
 
 // Keys of the protocol.
@@ -42,8 +44,9 @@ func NoLeaks(t testing.TB) {
 	before := runtime.NumGoroutine()
 	t.Cleanup(func() {
 		http.DefaultClient.CloseIdleConnections()
-		for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(deadline) {
+		var clock load.Clock
+		for clock.Elapsed(); runtime.NumGoroutine() > before; time.Sleep(5 * time.Millisecond) {
+			if clock.Elapsed() > 10*time.Second {
 				stacks := make([]byte, 1<<20)
 				t.Errorf("%d goroutines before, %d after:\n%s", before, runtime.NumGoroutine(), stacks[:runtime.Stack(stacks, true)])
 				return
@@ -75,7 +78,7 @@ type Stream struct {
 // Open starts a request. config is nil for a gateway that does not send its body modes.
 func Open(t testing.TB, connection *grpc.ClientConn, config *extprocv3.ProtocolConfiguration) *Stream {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), load.Scale(30*time.Second))
 	t.Cleanup(cancel)
 	stream, err := extprocv3.NewExternalProcessorClient(connection).Process(ctx)
 	if err != nil {

@@ -1,0 +1,3 @@
+// Package clients tests the request router with the client libraries of its users, and the endpoint picker with Envoy.
+// install.sh installs them from the package indexes of Python and Node.
+package clients

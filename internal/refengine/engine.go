@@ -58,7 +58,7 @@ func serveModel(ctx context.Context, listener net.Listener, o Options, load func
 	if err != nil {
 		return checkpoint.Invalidf("--dialect %v", err)
 	}
-	front := server.New(dialect)
+	front := server.New(dialect, o.APIKeys)
 	web := httpserver.New(httpserver.Options{Handler: front, Log: log, MaxHeaderBytes: maxHeaderBytes, MaxConnections: maxConnections})
 	webDone := make(chan error, 1)
 	go func() { webDone <- web.Serve(listener) }()

@@ -52,6 +52,8 @@ type Options struct {
 	// Dialect selects the HTTP API of an engine and a release, one of server.Dialects. If it is empty, the API of the
 	// reference engine is served.
 	Dialect string
+	// APIKeys are the keys of which requests must contain one as a bearer token; empty for none.
+	APIKeys []string
 	// EnableMetrics enables /metrics in dialects that disable it by default.
 	EnableMetrics         bool
 	ServedModelName       string
@@ -124,8 +126,15 @@ func (o Options) Validate() error {
 	if o.Fault != "" && !slices.Contains(Faults(), o.Fault) {
 		return checkpoint.Invalidf("--fault is %q; allowed is %s, or nothing", o.Fault, strings.Join(Faults(), ", "))
 	}
-	if _, err := server.FindDialect(o.Dialect); err != nil {
+	dialect, err := server.FindDialect(o.Dialect)
+	if err != nil {
 		return checkpoint.Invalidf("--dialect %v", err)
+	}
+	if len(o.APIKeys) > 0 && !dialect.HasKeys() {
+		return checkpoint.Invalidf("--api-key is not supported by --dialect %s: this engine has no API keys", o.Dialect)
+	}
+	if slices.Contains(o.APIKeys, "") {
+		return checkpoint.Invalidf("--api-key is empty: give a text, or leave the flag out")
 	}
 	return o.checkParallelism()
 }

@@ -2,6 +2,8 @@ package refengine
 
 import (
 	"encoding/json"
+	"net/http"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -28,16 +30,20 @@ func TestRefusals(t *testing.T) {
 		"prompt is object":     {"/v1/completions", `{"prompt":{}}`, 400, "string or a list of token ids", nil},
 		"token too large":      {"/v1/completions", `{"prompt":[1,4096]}`, 400, "token 1 of the prompt is 4096; allowed is 0 to 4095", nil},
 		"negative token":       {"/v1/completions", `{"prompt":[-1]}`, 400, "allowed is 0 to 4095", nil},
-		"prompt too long":      {"/v1/completions", map[string]any{"prompt": long}, 400, "the context length is 256 tokens", nil},
-		"too many tokens":      {"/v1/completions", `{"prompt":[1],"max_tokens":256}`, 400, "max_tokens is 256; the context length of 256 tokens leaves 255", nil},
+		"prompt too long":      {"/v1/completions", map[string]any{"prompt": long}, 400, "tokens) is longer than the model's context length (256 tokens).", nil},
+		"too many tokens":      {"/v1/completions", `{"prompt":[1],"max_tokens":256}`, 400, "exceeds the model's maximum context length of 256 tokens. You requested a total of 257 tokens: 1 tokens from the input messages and 256 tokens for the completion.", nil},
 		"negative max_tokens":  {"/v1/completions", `{"prompt":[1],"max_tokens":-1}`, 400, "max_tokens is -1", nil},
-		"max_tokens a string":  {"/v1/completions", `{"prompt":[1],"max_tokens":"5"}`, 400, "max_tokens has the wrong type", nil},
+		"max_tokens a string":  {"/v1/completions", `{"prompt":[1],"max_tokens":"5"}`, 400, "max_tokens has the wrong type: string, want an integer", nil},
 		"unknown model":        {"/v1/completions", `{"model":"gpt","prompt":[1]}`, 404, `"gpt" does not exist; this engine serves "tiny"`, nil},
 		"temperature":          {"/v1/completions", `{"prompt":[1],"temperature":-0.1}`, 400, "temperature is -0.1", nil},
 		"top_p":                {"/v1/completions", `{"prompt":[1],"top_p":0}`, 400, "top_p is 0", nil},
 		"top_k":                {"/v1/completions", `{"prompt":[1],"top_k":-2}`, 400, "top_k is -2", nil},
 		"n":                    {"/v1/completions", `{"prompt":[1],"n":2}`, 400, "n 2 is not supported", nil},
-		"echo":                 {"/v1/completions", `{"prompt":[1],"echo":1}`, 400, "echo has the wrong type", nil},
+		"echo":                 {"/v1/completions", `{"prompt":[1],"echo":1}`, 400, "echo has the wrong type: number, want true or false", nil},
+		"messages an object":   {"/v1/chat/completions", `{"messages":{}}`, 400, "messages has the wrong type: object, want a list", nil},
+		"options a string":     {"/v1/completions", `{"prompt":[1],"stream_options":"x"}`, 400, "stream_options has the wrong type: string, want an object", nil},
+		"temperature a list":   {"/v1/completions", `{"prompt":[1],"temperature":[]}`, 400, "temperature has the wrong type: array, want a number", nil},
+		"user without content": {"/v1/chat/completions", `{"messages":[{"role":"user","content":null}]}`, 400, "message 0 has no content", nil},
 		"logprob_start_len":    {"/generate", `{"input_ids":[1,2],"return_logprob":true,"logprob_start_len":3}`, 400, "logprob_start_len is 3; allowed is -1 to 2", nil},
 		"penalty":              {"/v1/completions", `{"prompt":[1],"presence_penalty":0.5}`, 400, "presence_penalty", nil},
 		"empty stop":           {"/v1/completions", `{"prompt":[1],"stop":[""]}`, 400, "stop has an empty string", nil},
@@ -105,6 +111,8 @@ func TestOptionsThatContradict(t *testing.T) {
 		"no such model":     {func(o *Options) { o.ModelPath = "testdata/none" }, []string{"testdata/none does not exist"}},
 		"no such dispatch":  {func(o *Options) { o.DispatchAlgorithm = "fake" }, []string{`--ep-dispatch-algorithm is "fake"`, "static"}},
 		"no such exchange":  {func(o *Options) { o.AllToAllBackend = "x" }, []string{`--moe-a2a-backend is "x"`, "none, deepep"}},
+		"keys of trtllm":    {func(o *Options) { o.APIKeys, o.Dialect = []string{"a"}, "tensorrt-llm-1.3.0" }, []string{"--api-key", "tensorrt-llm-1.3.0"}},
+		"empty key":         {func(o *Options) { o.APIKeys = []string{""} }, []string{"--api-key is empty"}},
 		"no such fault":     {func(o *Options) { o.Fault = "x" }, []string{`--fault is "x"`, FaultIgnoreMapAtDispatch, FaultSlowExpertMap}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -118,6 +126,87 @@ func TestOptionsThatContradict(t *testing.T) {
 			for _, want := range test.want {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("%q does not mention %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+// TestNoGoTypesInErrors sends wrong types in all members of requests: no error message contains the name of a Go type.
+func TestNoGoTypesInErrors(t *testing.T) {
+	e := start(t, nil)
+	for route, members := range map[string][]string{
+		"/v1/completions":      {"prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_eos", "stream", "stream_options", "logprobs", "echo", "model"},
+		"/v1/chat/completions": {"messages", "max_completion_tokens", "logprobs", "top_logprobs"},
+		"/v1/messages":         {"messages", "system", "stop_sequences", "max_tokens"},
+		"/v1/responses":        {"input", "instructions", "max_output_tokens", "background"},
+		"/generate":            {"text", "input_ids", "sampling_params", "return_logprob"},
+		"/tokenize":            {"prompt", "messages"},
+	} {
+		for _, member := range members {
+			for _, value := range []string{`{"a":1}`, `[{"a":1}]`, `[[["a"]]]`, `"x"`, `1.5`, `true`} {
+				got := e.post(t, route, `{"model":"tiny","`+member+`":`+value+`}`)
+				for _, word := range []string{"Go ", "server.", " struct", "Request.", "arameters.", "int32", "float64", "[]", "*int", "map["} {
+					if strings.Contains(string(got.body), word) && !strings.Contains(string(got.body), `"object":`) {
+						t.Errorf("%s with %s %s: %q in %s", route, member, value, word, got.body)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestToolCallsInHistory sends a conversation in which an assistant has called a tool: its content is null or absent.
+func TestToolCallsInHistory(t *testing.T) {
+	e := start(t, nil)
+	conversation := func(assistant string) string {
+		return `{"max_tokens":4,"temperature":0,"messages":[{"role":"user","content":"func"},{"role":"assistant"` + assistant +
+			`,"tool_calls":[{"id":"call_1","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"call_1","content":"3"}]}`
+	}
+	var want string
+	for _, content := range []string{`,"content":""`, `,"content":null`, ``} {
+		got := e.post(t, "/v1/chat/completions", conversation(content))
+		var answer struct {
+			Choices []struct{ Message struct{ Content string } }
+		}
+		if err := json.Unmarshal(got.body, &answer); err != nil || got.status != http.StatusOK || len(answer.Choices) != 1 {
+			t.Fatalf("%s: %d %s", content, got.status, got.body)
+		}
+		if want == "" {
+			want = answer.Choices[0].Message.Content
+		}
+		if answer.Choices[0].Message.Content != want {
+			t.Errorf("%s: %q, want %q", content, answer.Choices[0].Message.Content, want)
+		}
+	}
+}
+
+// TestAPIKeys checks which routes of each dialect need a key.
+func TestAPIKeys(t *testing.T) {
+	const keys = "first second"
+	for dialect, test := range map[string]struct{ guarded, open []string }{
+		"":              {[]string{"/v1/models", "/v1/completions", "/tokenize", "/generate"}, []string{"/health", "/metrics"}},
+		"sglang-0.5.23": {[]string{"/v1/models", "/v1/completions", "/tokenize", "/server_info", "/nothing"}, []string{"/health", "/health_generate", "/metrics"}},
+		"vllm-0.32.0":   {[]string{"/v1/models", "/v1/completions", "/v1/nothing"}, []string{"/health", "/version", "/metrics", "/tokenize"}},
+	} {
+		t.Run(dialect, func(t *testing.T) {
+			e := start(t, func(o *Options) { o.Dialect, o.EnableMetrics, o.APIKeys = dialect, true, strings.Fields(keys) })
+			for _, route := range append(test.guarded, test.open...) {
+				for _, header := range []string{"", "Bearer other", "Bearer", "first", "Bearer first", "bearer second", "Basic first"} {
+					right := strings.EqualFold(header, "Bearer first") || strings.EqualFold(header, "Bearer second")
+					request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, e.url+route, nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if header != "" {
+						request.Header.Set("Authorization", header)
+					}
+					response, err := http.DefaultClient.Do(request)
+					got := read(t, response, err)
+					refused := got.status == http.StatusUnauthorized && strings.TrimSpace(string(got.body)) == `{"error":"Unauthorized"}`
+					if want := slices.Contains(test.guarded, route) && !right; refused != want {
+						t.Errorf("%s with %q: %d %s, refused is %t, want %t", route, header, got.status, got.body, refused, want)
+					}
 				}
 			}
 		})

@@ -198,9 +198,12 @@ func (a *arguments) given(name string) bool {
 	return whole || a.members[o] != nil
 }
 
+// texts returns the values of a flag.
+func (a *arguments) texts(name string) []string { return a.values[a.options[name]] }
+
 // text returns the value of a flag, or a default.
 func (a *arguments) text(name, fallback string) string {
-	if values := a.values[a.options[name]]; len(values) > 0 {
+	if values := a.texts(name); len(values) > 0 {
 		return values[0]
 	}
 	return fallback

@@ -18,21 +18,26 @@ type chatRequest struct {
 	TopLogprobs         int           `json:"top_logprobs"`
 }
 
+// chatMessage is a message of a conversation. Content is nil if it is absent or null, as next to the tool calls of an
+// assistant.
 type chatMessage struct {
-	Role    string      `json:"role"`
-	Content chatContent `json:"content"`
+	Role    string       `json:"role"`
+	Content *chatContent `json:"content"`
+}
+
+// textMessage returns a message with a text.
+func textMessage(role, content string) chatMessage {
+	c := chatContent(content)
+	return chatMessage{role, &c}
 }
 
 // chatContent is a string or a list of text parts.
 type chatContent string
 
 func (c *chatContent) UnmarshalJSON(text []byte) error {
-	var one *string
+	var one string
 	if json.Unmarshal(text, &one) == nil {
-		if one == nil {
-			return errors.New("a message has no content")
-		}
-		*c = chatContent(*one)
+		*c = chatContent(one)
 		return nil
 	}
 	var parts []struct {
@@ -54,7 +59,8 @@ func (c *chatContent) UnmarshalJSON(text []byte) error {
 var chatRoles = []string{"system", "developer", "user", "assistant", "tool"}
 
 // renderChat formats a conversation as plain text that the assistant continues. The models of this engine have no chat
-// template.
+// template. Like SGLang, it accepts messages without content from all roles but user, and reads no tool calls
+// (ChatCompletionMessageGenericParam in openai/protocol.py, content is None in openai/serving_chat.py).
 func renderChat(messages []chatMessage) (string, error) {
 	if len(messages) == 0 {
 		return "", badRequest("messages", "messages is empty; give at least one message")
@@ -64,7 +70,13 @@ func renderChat(messages []chatMessage) (string, error) {
 		if !slices.Contains(chatRoles, m.Role) {
 			return "", badRequest("messages", "message %d has role %q; allowed are %s", i, m.Role, strings.Join(chatRoles, ", "))
 		}
-		text.WriteString(m.Role + ": " + string(m.Content) + "\n")
+		if m.Content == nil && m.Role == "user" {
+			return "", invalid("messages", "message %d has no content", i)
+		}
+		if text.WriteString(m.Role + ": "); m.Content != nil {
+			text.WriteString(string(*m.Content))
+		}
+		text.WriteByte('\n')
 	}
 	return text.String() + "assistant:", nil
 }

@@ -27,6 +27,11 @@ type Dialect struct {
 	// failure returns the body of an error on a route. missing returns the error for an unknown route or method.
 	failure func(route string, e *apiError) any
 	missing func(r *http.Request, status int) *apiError
+	// tooLong returns the error for a prompt and a requested answer that together exceed the context length, all in
+	// tokens. Clients recognize the words.
+	tooLong func(length, prompt, answer int) *apiError
+	// guards reports whether requests for a path need the API key, if there is one. It is nil for engines without keys.
+	guards func(path string) bool
 	// form, if not nil, edits a response or a part of a stream. It is not called for SGLang's native route.
 	form func(d Dialect, answer map[string]any, p part)
 	// members, if not nil, edits the other responses and events: those of tokenize, Messages and Responses. g is nil if
@@ -80,6 +85,9 @@ func Dialects() []string {
 	}
 	return names
 }
+
+// HasKeys reports whether the engine supports an API key.
+func (d Dialect) HasKeys() bool { return d.guards != nil }
 
 // FindDialect returns a dialect by its name. The empty name selects the API of the reference engine.
 func FindDialect(name string) (Dialect, error) {
@@ -179,7 +187,7 @@ func ownDialect() Dialect {
 			"GET /v1/loads":     (*Engine).loads,
 			"GET /metrics":      (*Engine).metricsPage,
 		},
-		routing: sglangRouting("/generate", responsesPath),
+		routing: sglangRouting("/generate", responsesPath), tooLong: sglangTooLong, guards: sglangGuards,
 		failure: func(route string, e *apiError) any {
 			if strings.HasPrefix(route, messagesPath) {
 				return anthropicError(e)

@@ -53,6 +53,21 @@ func sglangRouting(deaf ...string) func(*Engine, *http.Request, *parameters) err
 	}
 }
 
+// sglangTooLong has the words of _validate_one_request in managers/tokenizer_manager.py.
+func sglangTooLong(length, prompt, answer int) *apiError {
+	if prompt >= length {
+		return badRequest("", "The input (%d tokens) is longer than the model's context length (%d tokens).", prompt, length)
+	}
+	return badRequest("", "Requested token count exceeds the model's maximum context length of %d tokens. You requested a total of %d tokens: "+
+		"%d tokens from the input messages and %d tokens for the completion. Please reduce the number of tokens in the input messages or the "+
+		"completion to fit within the limit.", length, prompt+answer, prompt, answer)
+}
+
+// sglangGuards exempts probes and metrics (decide_request_auth in srt/utils/auth.py).
+func sglangGuards(path string) bool {
+	return !strings.HasPrefix(path, "/health") && !strings.HasPrefix(path, "/metrics")
+}
+
 // sglangFailure has four forms: a flat object on the OpenAI routes, the message only on the native route, OpenAI's
 // object on the Responses API, and Anthropic's on the Messages API (create_error_response in openai/serving_base.py,
 // _create_error_response and the exception handlers in http_server.py).

@@ -36,6 +36,7 @@ func trtllmDialect(release engine.Release) Dialect {
 		missing: func(_ *http.Request, status int) *apiError {
 			return &apiError{status: status, Message: http.StatusText(status), Type: "http"}
 		},
+		tooLong: sglangTooLong,
 		metrics: sglangMetrics, // not served
 	}
 }

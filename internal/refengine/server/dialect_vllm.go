@@ -31,7 +31,7 @@ func vllmDialect(release engine.Release) Dialect {
 			"GET " + responsesPath + "/{id}":         (*Engine).storedResponse,
 			"POST " + responsesPath + "/{id}/cancel": (*Engine).storedResponse,
 		},
-		routing: vllmRouting, failure: vllmFailure,
+		routing: vllmRouting, failure: vllmFailure, tooLong: vllmTooLong, guards: vllmGuards,
 		missing: func(_ *http.Request, status int) *apiError {
 			return &apiError{status: status, Message: http.StatusText(status), Type: "http"}
 		},
@@ -52,6 +52,17 @@ func vllmRouting(e *Engine, r *http.Request, p *parameters) error {
 	}
 	return nil
 }
+
+// vllmTooLong has the words of renderers/params.py.
+func vllmTooLong(length, prompt, answer int) *apiError {
+	return badRequest("input_tokens", "This model's maximum context length is %d tokens. However, you requested %d output tokens and your prompt "+
+		"contains at least %d input tokens, for a total of at least %d tokens. Please reduce the length of the input prompt or the number of "+
+		"requested output tokens.", length, answer, prompt, prompt+answer)
+}
+
+// vllmGuards guards the routes of the OpenAI and Anthropic APIs (AuthenticationMiddleware in
+// entrypoints/openai/server_utils.py).
+func vllmGuards(path string) bool { return strings.HasPrefix(path, "/v1") }
 
 // vllmFailure returns one form of error object on all routes except the Messages API (serve/exception_handling,
 // anthropic/api_router.py). The type is "Bad Request" for a malformed request, and "BadRequestError" for an invalid

@@ -116,7 +116,11 @@ func (e *Engine) prepare(r *http.Request, prompt []int32, p parameters) (job, er
 		return job{}, err
 	}
 	j := job{prompt: prompt, stops: p.Stop, topLogprobs: -1, tokenIDs: p.ReturnTokenIDs, routes: p.ReturnRoutedExperts, routesStart: p.RoutedExpertsStartLen}
-	if err := e.checkPrompt(prompt); err != nil {
+	answer := 0
+	if p.maxTokens != nil {
+		answer = *p.maxTokens
+	}
+	if err := e.checkPrompt(prompt, answer); err != nil {
 		return j, err
 	}
 	for _, set := range []func() error{
@@ -144,12 +148,13 @@ func (e *Engine) checkModel(name string) error {
 	return err
 }
 
-func (e *Engine) checkPrompt(prompt []int32) error {
+// checkPrompt checks a prompt. answer is the requested number of tokens of the answer.
+func (e *Engine) checkPrompt(prompt []int32, answer int) error {
 	switch {
 	case len(prompt) == 0:
 		return badRequest("prompt", "the prompt is empty; give at least one token")
 	case len(prompt) >= e.ContextLength:
-		return badRequest("prompt", "the prompt has %d tokens; the context length is %d tokens, prompt and answer together", len(prompt), e.ContextLength)
+		return e.Dialect.tooLong(e.ContextLength, len(prompt), answer)
 	}
 	for i, token := range prompt {
 		if token < 0 || int(token) >= e.Model.Vocab {
@@ -169,8 +174,7 @@ func (e *Engine) setLength(j *job, p parameters) error {
 	case *p.maxTokens == 0 && e.Dialect.refusesNoTokens && !p.echo:
 		return badRequest(p.maxTokensName, "%s is 0; it must be at least 1", p.maxTokensName)
 	case *p.maxTokens > room:
-		return badRequest(p.maxTokensName, "%s is %d; the context length of %d tokens leaves %d after the prompt of %d tokens",
-			p.maxTokensName, *p.maxTokens, e.ContextLength, room, len(j.prompt))
+		return e.Dialect.tooLong(e.ContextLength, len(j.prompt), *p.maxTokens)
 	default:
 		j.maxNewTokens = *p.maxTokens
 	}

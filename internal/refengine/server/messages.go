@@ -65,7 +65,7 @@ func (e *Engine) readMessages(w http.ResponseWriter, r *http.Request) (req messa
 	}
 	turns := req.Messages
 	if req.System != nil && len(turns) > 0 {
-		turns = append([]chatMessage{{Role: "system", Content: *req.System}}, turns...)
+		turns = append([]chatMessage{{Role: "system", Content: req.System}}, turns...)
 	}
 	text, err := renderChat(turns)
 	if err != nil {

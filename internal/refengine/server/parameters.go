@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/semmoe/operator/internal/refengine/scheduler"
 )
@@ -158,7 +159,11 @@ func decodeObject(text []byte, value any) error {
 	if err := json.NewDecoder(bytes.NewReader(text)).Decode(value); err != nil {
 		var mismatch *json.UnmarshalTypeError
 		if errors.As(err, &mismatch) {
-			return invalid(mismatch.Field, "%s has the wrong type: %s, want %s", mismatch.Field, mismatch.Value, mismatch.Type)
+			field := mismatch.Field
+			for at := strings.IndexByte(field, '.'); at >= 0 && fields[field[:at]] == nil; at = strings.IndexByte(field, '.') {
+				field = field[at+1:] // encoding/json puts the names of embedded structs in front
+			}
+			return invalid(field, "%s has the wrong type: %s, want %s", field, mismatch.Value, jsonType(mismatch.Type))
 		}
 		var api *apiError
 		if errors.As(err, &api) {
@@ -167,6 +172,26 @@ func decodeObject(text []byte, value any) error {
 		return invalid("", "the request body: %v", err)
 	}
 	return nil
+}
+
+// jsonType returns the name of the JSON values that decode to a type.
+func jsonType(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Pointer:
+		return jsonType(t.Elem())
+	case reflect.Struct, reflect.Map:
+		return "an object"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	default:
+		return "an integer"
+	}
 }
 
 // promptInput is a string, a list with one string, a list of token IDs, or a list with one such list.

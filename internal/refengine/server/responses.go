@@ -31,7 +31,7 @@ type responsesInput []chatMessage
 func (in *responsesInput) UnmarshalJSON(text []byte) error {
 	var one string
 	if json.Unmarshal(text, &one) == nil {
-		*in = responsesInput{{Role: "user", Content: chatContent(one)}}
+		*in = responsesInput{textMessage("user", one)}
 		return nil
 	}
 	var items []struct {
@@ -59,7 +59,7 @@ func (in *responsesInput) UnmarshalJSON(text []byte) error {
 				content += part.Text
 			}
 		}
-		*in = append(*in, chatMessage{item.Role, chatContent(content)})
+		*in = append(*in, textMessage(item.Role, content))
 	}
 	return nil
 }
@@ -82,7 +82,7 @@ func (e *Engine) responses(w http.ResponseWriter, r *http.Request) error {
 	}
 	turns := []chatMessage(req.Input)
 	if req.Instructions != "" {
-		turns = append([]chatMessage{{Role: "system", Content: chatContent(req.Instructions)}}, turns...)
+		turns = append([]chatMessage{textMessage("system", req.Instructions)}, turns...)
 	}
 	if len(req.Input) == 0 {
 		return invalid("input", "input is missing")

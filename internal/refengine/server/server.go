@@ -1,7 +1,10 @@
 package server
 
 import (
+	"crypto/subtle"
 	"net/http"
+	"slices"
+	"strings"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -15,14 +18,15 @@ type Server struct {
 	member  atomic.Bool
 	mux     *http.ServeMux
 	dialect Dialect
+	apiKeys []string
 }
 
 // handler handles requests to a route.
 type handler func(*Engine, http.ResponseWriter, *http.Request) error
 
-// New returns a server with the API of a dialect. SetEngine makes it ready.
-func New(d Dialect) *Server {
-	s := &Server{mux: http.NewServeMux(), dialect: d}
+// New returns a server with the API of a dialect. SetEngine makes it ready. If there are API keys, requests must contain one.
+func New(d Dialect, apiKeys []string) *Server {
+	s := &Server{mux: http.NewServeMux(), dialect: d, apiKeys: apiKeys}
 	for _, path := range d.health {
 		s.mux.HandleFunc(path, s.health)
 	}
@@ -50,7 +54,21 @@ func (s *Server) Drain() <-chan struct{} {
 	return idle
 }
 
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if len(s.apiKeys) > 0 && r.Method != http.MethodOptions && s.dialect.guards(r.URL.Path) && !bearsOneOf(r, s.apiKeys) {
+		writeJSON(w, http.StatusUnauthorized, object{"error": "Unauthorized"}) // SGLang and vLLM have the same form
+		return
+	}
+	s.mux.ServeHTTP(w, r)
+}
+
+// bearsOneOf reports whether a request contains one of the keys as a bearer token.
+func bearsOneOf(r *http.Request, keys []string) bool {
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	return strings.EqualFold(scheme, "Bearer") && slices.ContainsFunc(keys, func(key string) bool {
+		return subtle.ConstantTimeCompare([]byte(token), []byte(key)) == 1
+	})
+}
 
 // ready returns the engine, or an error if it is not available.
 func (s *Server) ready() (*Engine, error) {

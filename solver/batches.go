@@ -52,10 +52,10 @@ func (s *search) timed() bool {
 }
 
 const (
-	// maxWindows is the maximum number of sampled batches in the search. windowWork bounds the activations counted for
-	// them.
-	maxWindows = 64
-	windowWork = 1 << 26
+	// minWindows and maxWindows bound the number of sampled batches in the search. windowSwaps is the target for the
+	// loads that one pass over all pairs of experts reads. With more windows, fewer swaps gain only by chance.
+	minWindows, maxWindows = 32, 128
+	windowSwaps            = 1 << 21
 )
 
 // clock returns the time model of a layer for the search, with samples of the requests that a rank group computes
@@ -71,49 +71,65 @@ func (s *search) clock(ctx context.Context) (*placement.Clock, error) {
 		return sum / float64(len(sizes))
 	})
 	c.MeanExchange = s.options.Attention == placement.DataParallel
-	windows := s.windows()
+	count := min(maxWindows, max(minWindows, windowSwaps/(model.Experts*model.Experts)))
+	documents := s.windows(count)
 	c.Windows = make([][]float32, len(model.Layers))
 	return c, affinity.Parallel(ctx, len(c.Windows), func(l int) {
-		c.Windows[l] = make([]float32, len(windows)*model.Experts)
-		for w, requests := range windows {
-			loads := c.Windows[l][w*model.Experts : (w+1)*model.Experts]
-			for _, r := range requests {
+		c.Windows[l] = make([]float32, count*model.Experts)
+		loads := make([]float32, model.Experts)
+		for _, d := range documents {
+			if len(d.windows) == 0 {
+				continue
+			}
+			clear(loads)
+			for _, r := range d.requests {
 				for position := s.trace.Offsets[r]; position < s.trace.Offsets[r+1]; position++ {
 					for _, e := range s.trace.Row(int(position), l) {
 						loads[e]++
 					}
 				}
 			}
+			for _, w := range d.windows {
+				for e, n := range loads {
+					c.Windows[l][w*model.Experts+e] += n
+				}
+			}
 		}
 	})
 }
 
-// windows returns random samples of the train requests, each half as large as one step: the requests of an evaluation
-// window with attention DP, those of a batch of the median size with attention TP. The expert loads of a future window
-// differ from the profile by the sampling errors of both; a smaller sample has the variance of their sum. A sample has at
-// most an eighth of the requests, because larger samples would all be alike, unlike future windows.
-func (s *search) windows() [][]int {
-	model, requests := &s.trace.Model, len(s.train)
-	tokens := s.trace.TokenCount(s.train)
-	size := dispatch.Arrivals
+// windowedDocument contains the train requests of a document, and the windows that contain the document.
+type windowedDocument struct{ requests, windows []int }
+
+// windows draws whole documents with replacement into each window (bootstrap, Efron 1979). A window models the
+// difference between the loads of a future step and those of the profile: with b requests in a step and n in the
+// profile, the variance of the difference is that of a sample of bn/(b+n) requests. A step has the requests of an
+// evaluation window with attention DP, those of a batch of the median size with attention TP.
+func (s *search) windows(count int) []windowedDocument {
+	size := float64(dispatch.Arrivals)
 	if s.options.Attention == placement.TensorParallel {
 		sizes := slices.Sorted(slices.Values(s.options.batchTokens()))
-		size = sizes[len(sizes)/2] * requests / max(tokens, 1)
+		size = float64(sizes[len(sizes)/2]*len(s.train)) / float64(max(s.trace.TokenCount(s.train), 1))
 	}
-	size = max(1, min(size, (requests+3)/4)/2)
-	perWindow := float64(size) * float64(tokens) / float64(requests) * float64(len(model.Layers)*model.TopK)
-	count := min(maxWindows, max(4, int(windowWork/max(perWindow, 1))))
+	size = size * float64(len(s.train)) / (size + float64(len(s.train)))
+	var documents []windowedDocument
+	index := map[int32]int{}
+	for _, r := range s.train {
+		i, known := index[s.trace.Documents[r]]
+		if !known {
+			i = len(documents)
+			index[s.trace.Documents[r]] = i
+			documents = append(documents, windowedDocument{})
+		}
+		documents[i].requests = append(documents[i].requests, r)
+	}
 	random := rand.New(rand.NewPCG(s.options.Seed, 0x77696e646f7773))
-	windows := make([][]int, count)
-	var left []int
-	for w := range windows {
-		for len(windows[w]) < size {
-			if len(left) == 0 {
-				left = random.Perm(requests)
-			}
-			windows[w] = append(windows[w], s.train[left[0]])
-			left = left[1:]
+	for w := range count {
+		for drawn := 0; float64(drawn) < size; {
+			d := &documents[random.IntN(len(documents))]
+			d.windows = append(d.windows, w)
+			drawn += len(d.requests)
 		}
 	}
-	return windows
+	return documents
 }

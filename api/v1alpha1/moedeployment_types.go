@@ -52,6 +52,7 @@ type MoEDeploymentList struct {
 
 // MoEDeploymentSpec is the desired state of a MoEDeployment.
 //
+// +kubebuilder:validation:XValidation:rule="!(has(self.routing.tls) || has(self.routing.auth)) || !has(self.profiling) || !has(self.profiling.dataset) || (has(self.profiling.target) && self.profiling.target != 'Serving')",message="target Serving needs a routing without tls and auth: the profiling Job has no API key, and does not know the authority of the certificate; use Dedicated",fieldPath=".profiling.target"
 // +kubebuilder:validation:XValidation:rule="!has(self.routing.samplePercent) || self.routing.samplePercent == 0 || (self.routing.mode != 'None' && self.parallelism.attention == 'DataParallel')",message="samplePercent needs routing.mode Router or EndpointPicker, and parallelism.attention DataParallel: other requests have no rank",fieldPath=".routing.samplePercent"
 // +kubebuilder:validation:XValidation:rule="!has(self.routing.holdMilliseconds) || (self.parallelism.attention == 'DataParallel' && self.engine.type != 'TensorRTLLM')",message="holdMilliseconds needs attention DataParallel, and an engine that accepts a rank for each request (TensorRTLLM does not): other requests have no rank to wait for",fieldPath=".routing.holdMilliseconds"
 // +kubebuilder:validation:XValidation:rule="self.routing.mode != 'EndpointPicker' || self.engine.type != 'TensorRTLLM'",message="mode EndpointPicker needs an engine that accepts a rank for each request (TensorRTLLM does not): use Router or None",fieldPath=".routing.mode"

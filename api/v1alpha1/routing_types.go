@@ -37,6 +37,8 @@ const (
 // +kubebuilder:validation:XValidation:rule="self.mode == 'Router' || !has(self.holdMilliseconds)",message="holdMilliseconds needs mode Router: in the other modes no request router can delay a request",fieldPath=".holdMilliseconds"
 // +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.template)",message="template needs mode Router or EndpointPicker: with None there are no request router pods",fieldPath=".template"
 // +kubebuilder:validation:XValidation:rule="!has(self.gatewayNamespaces) || self.mode == 'EndpointPicker' && self.networkPolicy != 'None'",message="gatewayNamespaces needs mode EndpointPicker and networkPolicy Managed: only that NetworkPolicy names Gateways",fieldPath=".gatewayNamespaces"
+// +kubebuilder:validation:XValidation:rule="!has(self.tls) || self.mode == 'Router'",message="tls needs mode Router: in the other modes no client connects to a request router",fieldPath=".tls"
+// +kubebuilder:validation:XValidation:rule="!has(self.auth) || self.mode == 'Router'",message="auth needs mode Router: in the other modes no client connects to a request router",fieldPath=".auth"
 type RoutingSpec struct {
 	// mode is Router, EndpointPicker or None. Default Router. With Router clients connect to the operator's request
 	// router. With EndpointPicker a Gateway asks the request router for the rank of each request, through an
@@ -111,6 +113,60 @@ type RoutingSpec struct {
 	// +kubebuilder:validation:items:MaxLength=63
 	// +kubebuilder:validation:items:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	GatewayNamespaces []string `json:"gatewayNamespaces,omitempty"`
+
+	// tls makes the request routers serve clients by TLS. Default: plain text. It requires mode Router.
+	// +optional
+	TLS *RoutingTLS `json:"tls,omitempty"`
+
+	// auth makes the request routers reject requests without a valid API key with status 401. Default: every client is
+	// served. It requires mode Router.
+	// +optional
+	Auth *RoutingAuth `json:"auth,omitempty"`
+}
+
+// RoutingTLS configures TLS between clients and request routers. Renewed Secrets need no restart.
+type RoutingTLS struct {
+	// secretName is the name of a Secret with the keys tls.crt and tls.key, in the namespace of the MoEDeployment: the
+	// certificate that request routers present. It is mounted into their pods; the operator does not read it.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$`
+	SecretName string `json:"secretName"`
+
+	// clientCASecretName is the name of a Secret with the key ca.crt: the authorities of client certificates. Default:
+	// clients need no certificate.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$`
+	ClientCASecretName string `json:"clientCASecretName,omitempty"`
+}
+
+// RoutingAuth configures the API keys of clients, and the limits of each client.
+type RoutingAuth struct {
+	// requestsPerMinute is the maximum rate of requests of a client at each request router; a tenth of it may arrive at
+	// once. Requests above it get status 429. Default: no limit.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=10000000
+	RequestsPerMinute *int32 `json:"requestsPerMinute,omitempty"`
+
+	// pendingLimit is the maximum number of concurrent requests of a client at each request router. Requests above it
+	// get status 429. Default: no limit.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000000
+	PendingLimit *int32 `json:"pendingLimit,omitempty"`
+
+	// secretName is the name of a Secret in the namespace of the MoEDeployment. Each of its keys is the name of a
+	// client, and the value is the API key of this client: 16 to 4,096 printable ASCII characters. It is mounted into
+	// the pods of the request routers; the operator does not read it. A changed Secret needs no restart.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$`
+	SecretName string `json:"secretName"`
 }
 
 // RouterTemplate is the part of a pod template that users set for request router pods.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -18,8 +19,10 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/expertload"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/managerauth"
@@ -33,8 +36,13 @@ type routerFlags struct {
 	// options contains values that flags set directly; complete sets the others.
 	options                                       router.Options
 	engine, liveSamples, policy, weights, planDir string
-	gateway                                       gatewayFlags
-	logLevel                                      int
+	// backends lists engines without Kubernetes. ranks applies to those that are URLs.
+	backends  string
+	ranks     int
+	gateway   gatewayFlags
+	security  securityFlags
+	telemetry telemetryFlags
+	logLevel  int
 }
 
 func newRouterCommand() *cobra.Command {
@@ -43,13 +51,14 @@ func newRouterCommand() *cobra.Command {
 		Annotations: map[string]string{cli.Drains: "true"},
 		Use:         "router",
 		Short:       "Route requests to the ranks of engine pods",
-		Long: "Route requests to the ranks of the engine pods of one MoEDeployment or of a user-provided workload. Ranks are selected by the plan that\n" +
-			"the pods name, or by the plan in --default-plan-dir. Plans are fetched from the artifact store in the environment variables\n" + artifact.URLVariable + " and " + artifact.CAVariable + ";\n" +
-			"without a plan, ranks are selected by load only. With --endpoint-picker, the router does not proxy requests: it is the endpoint picker\n" +
+		Long: "Route requests to the ranks of the engine pods of one MoEDeployment or of a user-provided workload, or, with --backends, of engines without\n" +
+			"Kubernetes. Ranks are selected by the plan that the pods name, or by the plan in --default-plan-dir. Plans are fetched from the artifact store\n" +
+			"in the environment variables " + artifact.URLVariable + " and " + artifact.CAVariable + ", unless they are on disk already. Without a plan, ranks are selected by load\n" +
+			"only. With --endpoint-picker, the router does not proxy requests: it is the endpoint picker\n" +
 			"(ext_proc) of an InferencePool and selects endpoints for a gateway such as Envoy.",
 		Args: cli.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			if err := flags.complete(); err != nil {
+			if err := flags.complete(command); err != nil {
 				return err
 			}
 			return flags.run(command.Context())
@@ -64,13 +73,15 @@ func (f *routerFlags) add(command *cobra.Command) {
 	cli.LogLevelFlag(flags, &f.logLevel)
 	flags.StringVar(&f.options.Namespace, "namespace", "", "namespace of the engine pods")
 	flags.StringVar(&f.options.Selector, "selector", "", "label selector of the engine pods")
+	flags.StringVar(&f.backends, "backends", "", "engines without Kubernetes: URLs separated by commas, or a JSON or YAML file with a list of {address, name, ranks, engine, planDir, realization}, re-read after each change; replaces --namespace and --selector")
+	flags.IntVar(&f.ranks, "ranks", 0, "number of ranks of each URL in --backends that requests can be pinned to (default: the ranks of the plan in --default-plan-dir, or 0: the engine selects the rank)")
 	flags.StringVar(&f.options.Host, "host", "", "address to listen on (default: all)")
 	flags.IntVar(&f.options.Port, "port", 8000, "port for clients")
 	flags.IntVar(&f.options.MetricsPort, "metrics-port", 9090, "port for /healthz, /readyz and /metrics")
 	flags.IntVar(&f.options.PrivatePort, "private-port", managerauth.Port, "port (TLS) for observations and live samples, for clients with a certificate of the authority in $"+managerauth.AuthorityVariable+" (PEM); closed if the variable is not set")
 	flags.StringVar(&f.options.SnapshotDir, "snapshot-dir", "/var/lib/semmoe", "directory for plans and the last known endpoints, which allow the router to start without the API server")
 	flags.StringVar(&f.options.TablesFile, "tables-file", "", "JSON file that maps the digest of a pod's plan to the digest of a plan with the same layout whose tables replace its own; optional, re-read every few seconds")
-	flags.StringVar(&f.planDir, "default-plan-dir", "", "directory with the mounted ConfigMap of the plan of pods that name no plan; for pods outside of MoEDeployments")
+	flags.StringVar(&f.planDir, "default-plan-dir", "", "directory with the plan, or with its mounted ConfigMap, of pods that name no plan and of URLs in --backends; a plan directory needs no artifact store")
 	flags.StringVar(&f.engine, "engine", "SGLang", "engine type of pods without the annotation "+semmoev1.AnnotationEngine+": "+registry.Types())
 	flags.IntVar(&f.options.SamplePercent, "sample-percent", 0, "percentage of requests for which the engine returns the activated experts")
 	flags.IntVar(&f.options.ExpertLoadSeries, "expert-load-series", expertload.DefaultSeries, fmt.Sprintf("number of experts with the highest and of experts with the lowest load that have separate metrics (0 to %d)", expertload.MaxSeries))
@@ -89,16 +100,18 @@ func (f *routerFlags) add(command *cobra.Command) {
 	flags.DurationVar(&f.options.ShutdownDelay, "shutdown-delay", 0, "time after SIGTERM during which the router is not ready but accepts new connections; a second signal ends it; not needed with a preStop hook that delays SIGTERM")
 	flags.DurationVar(&f.options.DrainTimeout, "drain-timeout", 5*time.Minute, "time limit for in-flight requests after SIGTERM and --shutdown-delay")
 	f.gateway.add(command)
+	f.security.add(command)
+	f.telemetry.add(command)
 }
 
 // maxBodyBytesLimit is the maximum of --max-body-bytes, far above the size of a request of any model.
 const maxBodyBytesLimit = 64 << 30
 
 // complete checks the flags and sets the options that depend on several of them.
-func (f *routerFlags) complete() (err error) {
+func (f *routerFlags) complete(command *cobra.Command) (err error) {
 	o := &f.options
-	if o.Namespace == "" || o.Selector == "" {
-		return errors.New("--namespace and --selector are required to find the engine pods")
+	if err := f.completeSource(command); err != nil {
+		return err
 	}
 	if o.MaxBodyBytes < 0 || o.MaxBodyBytes > maxBodyBytesLimit {
 		return fmt.Errorf("--max-body-bytes is %d: want 0 to %d", o.MaxBodyBytes, int64(maxBodyBytesLimit))
@@ -115,6 +128,9 @@ func (f *routerFlags) complete() (err error) {
 	if o.EndpointPicker, err = f.gateway.options(); err != nil {
 		return err
 	}
+	if err := errors.Join(f.security.complete(o, &f.gateway), f.telemetry.complete(o)); err != nil {
+		return err
+	}
 	if o.EndpointPicker != nil && o.Pool.Hold != 0 {
 		return fmt.Errorf("--hold is %v, but with --endpoint-picker requests do not wait because gateways have their own deadlines; want 0", o.Pool.Hold)
 	}
@@ -124,15 +140,52 @@ func (f *routerFlags) complete() (err error) {
 	if o.Pool.Weights, err = dispatch.ParseWeights(f.weights); err != nil {
 		return fmt.Errorf("--weights: %w", err)
 	}
-	if f.planDir != "" {
-		mounted, err := bundle.Check(f.planDir, "")
-		if err != nil {
-			return fmt.Errorf("--default-plan-dir: %w", err)
+	o.ManagerAuthority = []byte(os.Getenv(managerauth.AuthorityVariable))
+	return nil
+}
+
+// podFlags are the flags that apply to pods only.
+var podFlags = []string{"namespace", "selector", "snapshot-dir", "tables-file"}
+
+// completeSource sets the options for finding backends and their plans.
+func (f *routerFlags) completeSource(command *cobra.Command) error {
+	o := &f.options
+	if f.backends != "" {
+		for _, name := range podFlags {
+			if command.Flags().Changed(name) {
+				return fmt.Errorf("--%s applies to pods: it cannot be combined with --backends", name)
+			}
 		}
-		o.DefaultPlan = string(mounted.Digest)
+		list, err := discovery.NewList(f.backends, discovery.ListDefaults{Engine: f.engine, Ranks: f.ranks, PlanDir: f.planDir})
+		if err != nil {
+			return fmt.Errorf("--backends: %w", err)
+		}
+		o.Source, o.LocalPlan, o.SnapshotDir = list.Watch, list.PlanDir, ""
+		return nil
+	}
+	switch {
+	case o.Namespace == "" || o.Selector == "":
+		return errors.New("--namespace and --selector are required to find the engine pods; without Kubernetes, --backends lists the engines")
+	case f.ranks != 0:
+		return errors.New("--ranks applies to the URLs in --backends; pods have the annotation " + semmoev1.AnnotationRanks)
 	}
 	o.FetchPlan = planFetcher(o.Namespace)
-	o.ManagerAuthority = []byte(os.Getenv(managerauth.AuthorityVariable))
+	if f.planDir == "" {
+		return nil
+	}
+	mounted, err := bundle.Check(f.planDir, "")
+	if err != nil {
+		return fmt.Errorf("--default-plan-dir: %w", err)
+	}
+	o.DefaultPlan = string(mounted.Digest)
+	if _, err := os.Stat(filepath.Join(f.planDir, plan.TablesFile)); err == nil { // absent in a ConfigMap
+		o.LocalPlan = func(digest string) string {
+			if digest == o.DefaultPlan {
+				return f.planDir
+			}
+			return ""
+		}
+	}
 	return nil
 }
 
@@ -158,13 +211,15 @@ func (f *routerFlags) completeEngine() error {
 }
 
 func (f *routerFlags) run(ctx context.Context) error {
-	rest, err := config.GetConfig()
-	if err != nil {
-		return err
-	}
-	clients, err := kubernetes.NewForConfig(rest)
-	if err != nil {
-		return err
+	var clients kubernetes.Interface
+	if f.options.Source == nil {
+		rest, err := config.GetConfig()
+		if err != nil {
+			return err
+		}
+		if clients, err = kubernetes.NewForConfig(rest); err != nil {
+			return err
+		}
 	}
 	second := make(chan os.Signal, 1)
 	defer context.AfterFunc(ctx, func() { signal.Notify(second, os.Interrupt, syscall.SIGTERM) })()
@@ -190,23 +245,25 @@ func (g *gatewayFlags) add(command *cobra.Command) {
 	flags.IntVar(&g.port, "ext-proc-port", 9002, "port for gateways, with --endpoint-picker")
 	flags.IntVar(&g.healthPort, "health-port", 9003, "port for gRPC health checks without TLS, with --endpoint-picker")
 	flags.IntVar(&g.fallbacks, "fallbacks", 2, "number of fallback endpoints for a gateway, with --endpoint-picker; 0 for gateways that read a single endpoint, such as Envoy's ORIGINAL_DST cluster")
-	flags.StringVar(&g.certFile, "tls-cert-file", "", "PEM file with the certificate for gateways, re-read for each connection (default: a self-signed certificate)")
+	flags.StringVar(&g.certFile, "tls-cert-file", "", "PEM file with the certificate for clients or gateways, re-read for each connection (default: plain text for clients, a self-signed certificate for gateways)")
 	flags.StringVar(&g.keyFile, "tls-key-file", "", "PEM file with the private key of --tls-cert-file")
-	flags.StringVar(&g.clientCAFile, "tls-client-ca-file", "", "PEM file with the certificate authorities of gateways, re-read for each connection; requires gateways to have a certificate (default: no client certificates)")
+	flags.StringVar(&g.clientCAFile, "tls-client-ca-file", "", "PEM file with the certificate authorities of clients or gateways, re-read for each connection; requires them to have a certificate (default: no client certificates)")
 	flags.BoolVar(&g.plaintext, "plaintext", false, "gateway connections without TLS")
 }
 
 // options returns nil if the router is a proxy.
 func (g *gatewayFlags) options() (*router.EndpointPickerOptions, error) {
 	switch {
-	case !g.on && (g.plaintext || g.certFile != "" || g.keyFile != "" || g.clientCAFile != ""):
-		return nil, errors.New("--plaintext, --tls-cert-file, --tls-key-file and --tls-client-ca-file require --endpoint-picker because they apply to gateway connections")
-	case !g.on:
-		return nil, nil
+	case !g.on && g.plaintext:
+		return nil, errors.New("--plaintext requires --endpoint-picker: clients get plain text unless --tls-cert-file is set")
 	case g.fallbacks < 0 || g.fallbacks > maxFallbacks:
 		return nil, fmt.Errorf("--fallbacks is %d: want 0 to %d", g.fallbacks, maxFallbacks)
 	case (g.certFile == "") != (g.keyFile == ""):
 		return nil, fmt.Errorf("--tls-cert-file is %q and --tls-key-file %q: want both, or neither", g.certFile, g.keyFile)
+	case !g.on && g.clientCAFile != "" && g.certFile == "":
+		return nil, errors.New("--tls-client-ca-file requires --tls-cert-file: client certificates need TLS")
+	case !g.on:
+		return nil, nil
 	case g.plaintext && (g.certFile != "" || g.clientCAFile != ""):
 		return nil, errors.New("--plaintext contradicts --tls-cert-file and --tls-client-ca-file: want one of them")
 	}
@@ -224,15 +281,15 @@ func (g *gatewayFlags) options() (*router.EndpointPickerOptions, error) {
 const storeRetry = 10 * time.Second
 
 // planFetcher returns a function that fetches the plans of a namespace from the artifact store in the environment
-// variables, or nil without a store. It creates a client for each plan: a token that cannot be read yet only fails an
-// attempt, not the router.
+// variables. A plan on disk needs neither the store nor its token. It creates a client for each plan: a token that
+// cannot be read yet only fails an attempt, not the router.
 func planFetcher(namespace string) plans.Fetch {
-	if os.Getenv(artifact.URLVariable) == "" && os.Getenv(artifact.CAVariable) == "" {
-		return nil
-	}
 	return func(ctx context.Context, digest, dir string) error {
-		if bundle.IsComplete(dir, digest) { // needs neither the store nor its token
+		if bundle.IsComplete(dir, digest) {
 			return nil
+		}
+		if os.Getenv(artifact.URLVariable) == "" && os.Getenv(artifact.CAVariable) == "" {
+			return errors.New("the plan is not on disk, and no artifact store is configured")
 		}
 		client, err := access.FromPod(storeRetry)
 		if err != nil {

@@ -120,7 +120,11 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		Routing:            captureStatus(routingStatus(moed.Status.Routing, o, cmp.Or(o.Ranks, moed.Spec.Parallelism.ExpertParallelSize), desired.Observes(moed), now), moed.Status.Routing, o, desired.Observes(moed), now),
 	}
 	if o.Front.ServiceTaken == "" {
-		status.Endpoint = fmt.Sprintf("http://%s.%s.svc:%d", moed.Name, moed.Namespace, semmoev1.ServicePort)
+		scheme := "http"
+		if moed.Spec.Routing.TLS != nil {
+			scheme = "https"
+		}
+		status.Endpoint = fmt.Sprintf("%s://%s.%s.svc:%d", scheme, moed.Name, moed.Namespace, semmoev1.ServicePort)
 	}
 	if revision := o.ServingRevision(); revision != "" {
 		status.Serving = &semmoev1.ServingStatus{Revision: revision, Ranks: o.Ranks, EngineRelease: o.Release.String()}

@@ -88,6 +88,15 @@ func ReadFiles(file func(name string) ([]byte, error)) (*solver.Plan, *Artifact,
 	return p, a, nil
 }
 
+// DigestOf returns the digest of the plan in a directory, without verifying its files.
+func DigestOf(dir string) (string, error) {
+	content, err := readFile(dir, ManifestFile)
+	if err != nil {
+		return "", err
+	}
+	return digest(content), nil
+}
+
 // Decode decodes verified files.
 func Decode(a *Artifact) (*solver.Plan, error) {
 	m := a.Manifest

@@ -17,7 +17,8 @@
 // Package discovery lists the engine pods and package plans loads the tables of each plan, into the pool of backends.
 // The other subpackages: wire parses and edits request and response bodies, client handles client connections, exchange
 // the connections to engines, tokenize asks engines for token ids, livesamples stores the tokens of sampled requests,
-// waitqueue queues requests that wait for a rank, balance measures the load balance of the ranks, reports exports
+// waitqueue queues requests that wait for a rank, clientauth checks the API keys of clients, tlsfiles provides TLS
+// configurations, telemetry records single requests, balance measures the load balance of the ranks, reports exports
 // observations as metrics, and managerauth authenticates the managers that read observations.
 //
 // Invariants:
@@ -38,5 +39,6 @@
 //     are kept in memory and in a directory, from which a restarted router starts.
 //   - Experts are reported and counted by logical id, regardless of their order in the checkpoint of a pod.
 //   - Observations and live samples are served only to clients with a certificate of the managers' authority.
+//   - With API keys, a request without a valid key is rejected before its body is read. Engines get no key of a client.
 //   - Only inference routes are proxied. Administrative routes of an engine are unreachable.
 package router

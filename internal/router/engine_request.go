@@ -23,7 +23,7 @@ type requestWriter struct {
 // send sends a request to the place of its lease.
 func (w *requestWriter) send(in *http.Request, r *request, lease *Lease, capture capture) (*http.Response, error) {
 	out := in.Clone(in.Context())
-	out.URL.Host = lease.endpoint()
+	out.URL.Scheme, out.URL.Host = lease.Backend.Scheme(), lease.endpoint()
 	out.Header.Del("Accept-Encoding") // the router cannot read a compressed response, and the network path is short
 	out.Host = out.URL.Host
 	if lease.Backend.PinsByHeader(lease.Rank) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/router/client"
+	"github.com/semmoe/operator/internal/router/telemetry"
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
@@ -36,6 +37,7 @@ func (f *forwarder) RoundTrip(in *http.Request) (*http.Response, error) {
 	}
 	parsed.DropRank()
 	r := f.reader.read(in.Context(), in.URL.Path, in.Header.Get(HeaderRequestID), parsed)
+	r.recordBody(telemetry.Of(in.Context()), parsed)
 	tries := newTries()
 	for sent := 0; ; {
 		lease, err := f.pool.reserve(in.Context(), start.Add(f.wait), r, tries)
@@ -45,7 +47,9 @@ func (f *forwarder) RoundTrip(in *http.Request) (*http.Response, error) {
 		response, capture, began, err := f.attempt(in, r, lease)
 		if err == nil && response.StatusCode != http.StatusServiceUnavailable {
 			body.Drop() // no further attempt follows, and the response may take minutes
-			f.metrics.firstByte.Observe(time.Since(start).Seconds())
+			header := time.Since(start)
+			f.metrics.firstByte.Observe(header.Seconds())
+			r.recordPlace(lease, header)
 			return f.accept(in, response, r, lease, capture, began)
 		}
 		full := false
@@ -57,6 +61,7 @@ func (f *forwarder) RoundTrip(in *http.Request) (*http.Response, error) {
 			return nil, in.Context().Err()
 		}
 		f.recorder.recordFailure(r, lease)
+		r.record.Retry()
 		tries.add(lease, full)
 		if err == nil { // 503: the pod is loading, draining or overloaded
 			f.metrics.retries.WithLabelValues(retryUnavailable).Inc()

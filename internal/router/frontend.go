@@ -53,8 +53,12 @@ func newFrontend(pool *Pool, registry *prometheus.Registry, log logr.Logger, opt
 		}
 		proxy, observations := NewProxy(pool, registry, log, options.ProxyOptions)
 		front := &clientFrontend{listener: listener}
+		var secured *tls.Config
+		if options.TLS != nil {
+			secured = options.TLS.Server("http/1.1")
+		}
 		front.Server = httpserver.New(httpserver.Options{
-			Handler: closingUnless(&front.ready, proxy), Log: log, ReadHeaderTimeout: headerTimeoutOf(options),
+			TLS: secured, Handler: closingUnless(&front.ready, proxy), Log: log, ReadHeaderTimeout: headerTimeoutOf(options),
 			MaxHeaderBytes: maxClientHeaderBytes, MaxConnections: cmp.Or(options.MaxConnections, DefaultMaxConnections), Memory: options.Memory,
 		})
 		return front, observations, nil

@@ -18,8 +18,8 @@ const (
 	retryFallback    = "fallback" // by a gateway
 )
 
-// metrics are the metrics of the router. Their labels are bounded by HTTP status codes, the ranks of one replica and
-// the reasons above.
+// metrics are the metrics of the router. Their labels are bounded by HTTP status codes, the ranks of one replica, the
+// names of API keys and the reasons above.
 type metrics struct {
 	requests *prometheus.CounterVec
 	retries  *prometheus.CounterVec
@@ -28,6 +28,10 @@ type metrics struct {
 	// otherRanks counts responses that report another rank than the chosen one.
 	otherRanks *prometheus.CounterVec
 	firstByte  prometheus.Histogram
+	// clients counts the requests of each API key. The number of keys is bounded.
+	clients *prometheus.CounterVec
+	// limited counts the requests of a client above its limits.
+	limited *prometheus.CounterVec
 }
 
 func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
@@ -52,6 +56,12 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 			Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 14),
 		}),
 	}
+	m.clients = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "semmoe_router_client_requests_total", Help: "Authenticated requests, by the name of the client's API key; requests without a valid key have code 401 in semmoe_router_requests_total.",
+	}, []string{"client"})
+	m.limited = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "semmoe_router_limited_requests_total", Help: "Requests with status 429 because their client has reached its limit, by reason: rate or pending.",
+	}, []string{"client", "reason"})
 	// Series that alerts or dashboards start at 0, because a series that starts at 1 hides its first increment.
 	for _, code := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable} {
 		m.requests.WithLabelValues(strconv.Itoa(code))
@@ -62,7 +72,7 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 	for _, route := range pinnedRoutes {
 		m.otherRanks.WithLabelValues(route)
 	}
-	registry.MustRegister(m.requests, m.retries, m.tokens, m.unscored, m.otherRanks, m.firstByte, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	registry.MustRegister(m.requests, m.retries, m.tokens, m.unscored, m.otherRanks, m.firstByte, m.clients, m.limited, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "semmoe_router_backends", Help: "Engine pods that accept new requests.",
 	}, func() float64 { return float64(pool.Len()) }),
 		plansGauge("loaded", func() int { loaded, _ := pool.Plans(); return loaded }),

@@ -6,9 +6,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/semmoe/operator/internal/observation/lar"
+	"github.com/semmoe/operator/internal/router/clientauth"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/expertload"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
+	"github.com/semmoe/operator/internal/router/telemetry"
 	"github.com/semmoe/operator/test/metricsdoc"
 )
 
@@ -29,6 +31,11 @@ func TestMetricsAreDocumented(t *testing.T) {
 	router.observations.experts.Add("", planstest.Shape, counts)
 	router.metrics.tokens.WithLabelValues(rankLabel(0))
 	router.metrics.retries.WithLabelValues("unreachable")
+	router.metrics.clients.WithLabelValues("team-a")
+	router.metrics.limited.WithLabelValues("team-a", clientauth.Rate)
+	if _, err := telemetry.New(t.Context(), telemetry.Options{AccessLogPercent: 1}, registry); err != nil {
+		t.Fatal(err)
+	}
 	router.metrics.unscored.WithLabelValues(unscoredPending)
 	metricsdoc.Check(t, "../../docs/metrics.md", "router", registry)
 }

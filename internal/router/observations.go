@@ -81,7 +81,7 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 		}),
 	}
 	var unnamed engine.Adapter // pods that do not name their engine are not polled
-	o.engines = enginecounts.Poller{Transport: newTransport(), Now: time.Now, Backends: func() []discovery.Backend {
+	o.engines = enginecounts.Poller{Transport: newTransport(options.Engines), Now: time.Now, Backends: func() []discovery.Backend {
 		return slices.DeleteFunc(pool.backends(), func(b discovery.Backend) bool {
 			adapter := b.Adapter(&unnamed)
 			return !adapter.CountsActivations && !adapter.CountsSteps()

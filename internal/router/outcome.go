@@ -10,6 +10,7 @@ import (
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/router/balance"
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/telemetry"
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
@@ -53,7 +54,7 @@ func (o *outcomeRecorder) trackResponse(gone func() bool, response *http.Respons
 	}
 	body := &servedBody{
 		ReadCloser: response.Body, observations: o.observations, lease: lease, gone: gone, sent: sent, streamed: wire.IsStream(response),
-		prompt: r.promptEstimate(), inFlight: lease.inFlight, generated: r.output,
+		prompt: r.promptEstimate(), inFlight: lease.inFlight, generated: r.output, record: r.record,
 	}
 	if !body.streamed {
 		body.usage = wire.NewIntegerReader(wire.GeneratedTokensMember(r.path))
@@ -110,6 +111,7 @@ type servedBody struct {
 	// that number; until it is known, the maximum that the request may generate.
 	usage     *wire.IntegerReader
 	generated int64
+	record    *telemetry.Record
 	// first and last are the arrival times of the first and the last event of a stream.
 	first, last time.Time
 	ended       bool
@@ -121,7 +123,10 @@ func (b *servedBody) Read(p []byte) (int, error) {
 		b.ranks.Add(p[:n], b.reported)
 	}
 	if b.usage != nil {
-		b.usage.Add(p[:n], func(tokens int) { b.generated = int64(tokens) })
+		b.usage.Add(p[:n], func(tokens int) {
+			b.generated = int64(tokens)
+			b.record.Generated(b.generated)
+		})
 	}
 	if b.streamed && b.events.Add(p[:n]) {
 		b.last = b.observations.now()

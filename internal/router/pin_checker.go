@@ -51,7 +51,7 @@ func checkPins(pool *Pool, options ProxyOptions, log logr.Logger) *pinChecker {
 	pool.mu.Lock()
 	defer pool.mu.Unlock()
 	pool.checksPins = true
-	return &pinChecker{pool: pool, engine: options.adapter(), transport: newTransport(), log: log}
+	return &pinChecker{pool: pool, engine: options.adapter(), transport: newTransport(options.Engines), log: log}
 }
 
 // run checks backends until the context ends.
@@ -129,7 +129,7 @@ func (c *pinChecker) modelName(ctx context.Context, b discovery.Backend) string 
 	const unknown = `""`
 	ctx, cancel := context.WithTimeout(ctx, pinCheckTimeout)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+b.Address+"/v1/models", http.NoBody)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, b.URL("/v1/models"), http.NoBody)
 	if err != nil {
 		return unknown
 	}
@@ -157,7 +157,7 @@ func (c *pinChecker) ask(ctx context.Context, b discovery.Backend, route, smalle
 	if field != "" {
 		head, body = wire.ParseBody(body).With(wire.Addition{Name: field, Value: rank})
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+b.Address+route, bytes.NewReader(append([]byte(head), body...)))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, b.URL(route), bytes.NewReader(append([]byte(head), body...)))
 	if err != nil {
 		return pinUnchecked // the pod reports an invalid address
 	}

@@ -439,7 +439,7 @@ func TestPinsOfAnEngineThatClosesConnections(t *testing.T) {
 		buffered.ReadByte() //nolint:errcheck // the next request on the connection, or its end
 	}))
 	t.Cleanup(engine.Close)
-	checker := pinChecker{transport: newTransport(), log: logr.Discard()}
+	checker := pinChecker{transport: newTransport(EngineConnections{}), log: logr.Discard()}
 	backend := discovery.Backend{Pod: "p", Address: strings.TrimPrefix(engine.URL, "http://"), Ranks: 2, Engine: "VLLM"}
 	found := checker.check(t.Context(), backend)
 	for _, route := range []string{"/v1/chat/completions", "/v1/completions"} {

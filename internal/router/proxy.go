@@ -15,7 +15,9 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/router/client"
+	"github.com/semmoe/operator/internal/router/clientauth"
 	"github.com/semmoe/operator/internal/router/livesamples"
+	"github.com/semmoe/operator/internal/router/telemetry"
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
@@ -54,6 +56,14 @@ type ProxyOptions struct {
 	ExpertLoadSeries int
 	// LiveSamples selects which tokens of the sampled requests are kept; empty means livesamples.None.
 	LiveSamples livesamples.Kind
+	// Engines configures the connections to engines.
+	Engines EngineConnections
+	// Keys authenticates clients; nil serves every client.
+	Keys *clientauth.Keys
+	// ClientLimits bounds the requests of each key; nil means no limit.
+	ClientLimits *clientauth.Limits
+	// Recorder records single requests; nil records none.
+	Recorder *telemetry.Recorder
 	// TokenizePath is the engine route that returns the token ids of a prompt; empty if there is none.
 	TokenizePath string
 	// EndpointWait is the maximum time that a request waits for a ready pod.
@@ -82,9 +92,8 @@ func newProxyHandler(s *stages, options ProxyOptions, log logr.Logger) http.Hand
 	fail := func(w http.ResponseWriter, r *http.Request, err error) { writeFailure(w, r, err, log) }
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
-			r.Out.URL.Scheme = "http"
-			r.Out.URL.Host = "engine"  // replaced for each attempt
-			r.Out.Header.Del("Expect") // the body was read before, so the client has already got 100 Continue
+			r.Out.URL.Scheme, r.Out.URL.Host = "http", "engine" // replaced for each attempt
+			r.Out.Header.Del("Expect")                          // the body was read before, so the client has already got 100 Continue
 			// No route can be upgraded. A client may offer HTTP/2 with every request, and some engines then read no
 			// body.
 			for _, name := range append([]string{"Connection", "Upgrade", "Http2-Settings"}, rankHeaders(r.Out.Header)...) {
@@ -103,8 +112,38 @@ func newProxyHandler(s *stages, options ProxyOptions, log logr.Logger) http.Hand
 	if limits.Memory == nil {
 		limits.Memory = client.NewMemory(options.MaxBodyBytes)
 	}
-	handler := routes.Only(client.WithBody(proxy, limits, fail))
+	handler := client.WithBody(proxy, limits, fail)
+	if options.Keys != nil {
+		handler = authenticated(handler, &options, s.metrics, fail)
+	}
+	handler = options.Recorder.Handler(routes.Only(handler), routes.Pattern, HeaderRequestID)
 	return s.metrics.count(identified(handler), options.ClientTimeout)
+}
+
+// authenticated passes the requests of known clients on, without their keys. It rejects all others, and clients above
+// their limits, before the body is read.
+func authenticated(next http.Handler, options *ProxyOptions, m *metrics, fail func(http.ResponseWriter, *http.Request, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		reject := func(err error) {
+			w.Header().Set("Connection", "close") // the server must not wait for the body
+			fail(w, r, err)
+		}
+		name, err := options.Keys.Authenticate(r.Header)
+		if err != nil {
+			reject(err)
+			return
+		}
+		m.clients.WithLabelValues(name).Inc()
+		telemetry.Of(r.Context()).Identify(name)
+		release, err := options.ClientLimits.Admit(name)
+		if limit := (*clientauth.LimitError)(nil); errors.As(err, &limit) {
+			m.limited.WithLabelValues(name, limit.Reason).Inc()
+			reject(err)
+			return
+		}
+		defer release()
+		next.ServeHTTP(w, r)
+	})
 }
 
 // identified gives each request an id, which the engine logs.
@@ -131,8 +170,15 @@ func (m *metrics) count(next http.Handler, timeout time.Duration) http.Handler {
 
 // writeFailure answers a request that no engine has answered.
 func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Logger) {
+	var limit *clientauth.LimitError
 	fail := func(code int, kind, message string) { wire.WriteError(w, r.URL.Path, code, kind, message) }
 	switch {
+	case errors.Is(err, clientauth.ErrMissing), errors.Is(err, clientauth.ErrWrong):
+		w.Header().Set("WWW-Authenticate", "Bearer")
+		fail(http.StatusUnauthorized, wire.Unauthenticated, err.Error())
+	case errors.As(err, &limit):
+		w.Header().Set("Retry-After", strconv.Itoa(int(max(time.Second, limit.RetryAfter+time.Second-1)/time.Second)))
+		fail(http.StatusTooManyRequests, wire.RateLimited, err.Error()+"; retry later")
 	case errors.Is(err, errStored) && wire.IsStoredResponse(r.URL.Path):
 		fail(http.StatusNotImplemented, wire.NotImplemented, err.Error())
 	case errors.Is(err, errStored):

@@ -1,7 +1,11 @@
 package router
 
 import (
+	"time"
+
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/telemetry"
 	"github.com/semmoe/operator/internal/router/waitqueue"
 	"github.com/semmoe/operator/internal/router/wire"
 	"github.com/semmoe/operator/solver/dispatch"
@@ -64,6 +68,8 @@ type request struct {
 	queued  *waitqueue.Entry[waiting]
 	// refused is the reason why the last attempt to reserve a place failed; nil if no place exists.
 	refused error
+	// record describes the request for spans and the access log; nil if it is not recorded.
+	record *telemetry.Record
 	// failedBy lists the revisions with pods that have failed to serve the request.
 	failedBy []string
 }
@@ -71,6 +77,30 @@ type request struct {
 // promptEstimate returns the length of the prompt in tokens, estimated from its bytes. It does not depend on the
 // tokenizer of a plan, because revisions are compared by it.
 func (r *request) promptEstimate() int64 { return max(0, r.tokens-r.output-1) }
+
+// recordBody records what the client requests.
+func (r *request) recordBody(record *telemetry.Record, body wire.Body) {
+	if r.record = record; record != nil {
+		record.Model, record.Stream, record.PromptTokens = body.Text("model", maxModelBytes), body.True("stream"), r.promptEstimate()
+	}
+}
+
+// maxModelBytes bounds the recorded name of a model, which a client can choose.
+const maxModelBytes = 256
+
+// recordPlace records where the request is served.
+func (r *request) recordPlace(lease *Lease, header time.Duration) {
+	record := r.record
+	if record == nil {
+		return
+	}
+	record.Pod, record.Engine, record.Rank, record.Header = lease.Backend.Pod, lease.Backend.Engine, lease.knownRank(), header
+	if lease.scored {
+		record.Plan = artifact.Digest(lease.layout.Tables).Short()
+		predicted := share(float64(r.forecast.scores[lease.Rank]))
+		record.Predicted = &predicted
+	}
+}
 
 // answered releases the body, and the prompt, once a response has begun. The prompt is needed only to count experts.
 func (r *request) answered(done capture) {

@@ -119,6 +119,7 @@ func (m *responseCapture) count(text string) {
 		return
 	}
 	m.observations.add(observation)
+	m.request.record.Observe(observation.Local, observation.Total)
 }
 
 // errRankUnknown is returned if another rank than the chosen one may have served the request. The location of the

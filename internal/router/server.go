@@ -25,6 +25,8 @@ import (
 	"github.com/semmoe/operator/internal/httpserver/buildinfo"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/plans"
+	"github.com/semmoe/operator/internal/router/telemetry"
+	"github.com/semmoe/operator/internal/router/tlsfiles"
 )
 
 // Options configures a router.
@@ -32,18 +34,20 @@ type Options struct {
 	ProxyOptions
 	// Pool configures how ranks are chosen.
 	Pool PoolOptions
-	// Namespace and Selector select the engine pods.
+	// Source finds the backends. If it is nil, they are the engine pods that Namespace and Selector select.
+	Source              discovery.Source
 	Namespace, Selector string
-	// SnapshotDir stores the last known endpoints and the plans.
+	// SnapshotDir stores the last known endpoints and the plans. Without it, only the plans of LocalPlan are used.
 	SnapshotDir string
 	// TablesFile maps plans to the plans that provide replacement tables (see plans.WatchTables). If it is empty, every
 	// plan uses its own tables.
 	TablesFile string
 	// DefaultPlan is the full digest of the plan of pods that name none; empty if such pods have no plan.
 	DefaultPlan string
-	// FetchPlan fetches the plans that pods name. It is nil if there is no artifact store; all requests are then
-	// balanced by load.
+	// FetchPlan fetches the plans that pods name. LocalPlan returns the directory with a plan that is on disk already,
+	// or an empty string. If both are nil, all requests are balanced by load.
 	FetchPlan plans.Fetch
+	LocalPlan func(digest string) string
 	// Host is the address to listen on. Port serves clients, MetricsPort serves probes and metrics.
 	Host              string
 	Port, MetricsPort int
@@ -51,6 +55,13 @@ type Options struct {
 	// verify a manager. If it is empty, the router does not listen on PrivatePort.
 	PrivatePort      int
 	ManagerAuthority []byte
+	// TLS contains the certificate for clients, and the authorities of client certificates; nil serves plain text. An
+	// endpoint picker has its own.
+	TLS *tlsfiles.Files
+	// Telemetry configures spans and the access log of the proxy. PprofAddress is host:port for profiles of the process;
+	// empty means none.
+	Telemetry    telemetry.Options
+	PprofAddress string
 	// EndpointPicker makes the router choose endpoints for a gateway instead of proxying requests; Port is then unused.
 	// Nil selects the proxy.
 	EndpointPicker *EndpointPickerOptions
@@ -68,10 +79,31 @@ type Options struct {
 
 // backends removes plans that cannot be fetched and ranks that the engines do not accept from the discovered backends.
 func (o *Options) backends(found []discovery.Backend) []discovery.Backend {
-	if o.FetchPlan != nil {
+	if o.usesPlans() {
 		found = discovery.WithDefaultPlan(found, o.DefaultPlan)
 	}
+	if o.Engines.RequireTLS {
+		found = discovery.WithTLS(found)
+	}
 	return discovery.Pinnable(found, o.adapter())
+}
+
+func (o *Options) usesPlans() bool { return o.FetchPlan != nil || o.LocalPlan != nil }
+
+// plansDir returns the directory of the fetched plans; empty without SnapshotDir.
+func (o *Options) plansDir() string {
+	if o.SnapshotDir == "" {
+		return ""
+	}
+	return filepath.Join(o.SnapshotDir, plansName)
+}
+
+// source returns the Source of the backends.
+func (o *Options) source(clients kubernetes.Interface) discovery.Source {
+	if o.Source != nil {
+		return o.Source
+	}
+	return discovery.Pods(clients, o.Namespace, o.Selector, o.SnapshotDir)
 }
 
 // plansName is the subdirectory of SnapshotDir that contains the plans.
@@ -91,7 +123,8 @@ func headerTimeoutOf(options Options) time.Duration {
 // with large plans grow in proportion.
 const ballastBytes = 12 << 20
 
-// Run serves until the context ends and then drains the running requests.
+// Run serves until the context ends and then drains the running requests. clients may be nil if the options have a
+// Source.
 func Run(ctx context.Context, clients kubernetes.Interface, options Options) error {
 	ballast := make([]byte, ballastBytes)
 	defer runtime.KeepAlive(ballast)
@@ -100,8 +133,17 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	if err != nil {
 		return err
 	}
+	options.Engines.Log = log
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(buildinfo.Metric(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+
+	if options.Recorder, err = telemetry.New(ctx, options.Telemetry, registry); err != nil {
+		return err
+	}
+	profiles, profilesListener, err := listenForPprof(options.PprofAddress, log)
+	if err != nil {
+		return err
+	}
 
 	var ready atomic.Bool
 	service, observations, err := newFrontend(pool, registry, log, options)
@@ -130,10 +172,11 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	pins, settled := checkPins(pool, options.ProxyOptions, log), sync.Once{}
 	group.Go(func() error { return pins.run(groupCtx) })
 	set := func(found []discovery.Backend) { pool.Set(options.backends(found)) }
-	if options.FetchPlan == nil {
-		log.Info("Balancing by load only: no artifact store is configured")
+	if !options.usesPlans() {
+		log.Info("Balancing by load only: neither plans nor an artifact store are configured")
 	} else {
-		keeper := plans.NewKeeper(filepath.Join(options.SnapshotDir, plansName), options.FetchPlan, pool)
+		keeper := plans.NewKeeper(options.plansDir(), options.FetchPlan, pool)
+		keeper.Local = options.LocalPlan
 		set = func(found []discovery.Backend) {
 			backends := options.backends(found)
 			pool.Set(backends)
@@ -147,19 +190,32 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 		}
 	}
 	group.Go(func() error {
-		return discovery.Watch(groupCtx, clients, options.Namespace, options.Selector, options.SnapshotDir, set, func() {
+		return options.source(clients)(groupCtx, set, func() {
 			settled.Do(func() { pins.settle(groupCtx) })
 			setReady(true)
 		})
 	})
 	group.Go(func() error { observations.engines.Run(groupCtx); return nil })
+	group.Go(func() error { options.TLS.Watch(groupCtx); return nil })
+	group.Go(func() error { options.Engines.TLS.Watch(groupCtx); return nil })
+	if options.Keys != nil {
+		group.Go(func() error { options.Keys.Watch(groupCtx); return nil })
+	}
 	group.Go(service.Serve)
 	group.Go(func() error { return probes.Serve(probesListener) })
 	if private != nil {
 		group.Go(func() error { return private.Serve(privateListener) })
 		context.AfterFunc(groupCtx, func() { private.Close() }) //nolint:errcheck // a manager retries
 	}
+	if profiles != nil {
+		group.Go(func() error { return profiles.Serve(profilesListener) })
+		context.AfterFunc(groupCtx, func() { profiles.Close() }) //nolint:errcheck // profiles need no drain
+	}
+	// The last requests are recorded after the drain.
+	recorded, endRecords := context.WithCancel(context.WithoutCancel(ctx))
+	group.Go(func() error { options.Recorder.Run(recorded); return nil })
 	group.Go(func() error {
+		defer endRecords()
 		<-groupCtx.Done()
 		setReady(false)
 		log.Info("Draining")
@@ -169,7 +225,9 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 		}
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), options.DrainTimeout)
 		defer cancel()
-		return errors.Join(service.Shutdown(drain), probes.Close())
+		err := errors.Join(service.Shutdown(drain), probes.Close())
+		options.Recorder.Close(ctx)
+		return err
 	})
 	return group.Wait()
 }

@@ -1,13 +1,8 @@
 package router
 
 import (
-	"net"
-	"net/http"
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/semmoe/operator/internal/router/exchange"
 	"github.com/semmoe/operator/internal/router/tokenize"
 )
 
@@ -33,7 +28,7 @@ type stages struct {
 
 func newStages(pool *Pool, registry prometheus.Registerer, options ProxyOptions) *stages {
 	metrics, observations, unnamed := newMetrics(registry, pool), newObservations(registry, options, pool), options.adapter()
-	transport := newTransport()
+	transport := newTransport(options.Engines)
 	s := &stages{
 		reader:   &requestReader{engine: unnamed, samplePercent: options.SamplePercent, readsPrompts: pool.readsPrompts},
 		sampler:  &sampler{pool: pool, engine: unnamed, percent: options.SamplePercent, observations: observations},
@@ -45,26 +40,7 @@ func newStages(pool *Pool, registry prometheus.Registerer, options ProxyOptions)
 	s.reader.tokenizer = tokenize.New(func(plan string) (url string, ok bool) {
 		backend, ok := pool.backendUnder(plan)
 		path := backend.Adapter(unnamed).Generation.TokenizePath
-		return "http://" + backend.Address + path, ok && path != ""
+		return backend.URL(path), ok && path != ""
 	}, transport)
 	return s
-}
-
-// newTransport returns the connections to all engines. It sets no timeout for the response header: a long prompt on a
-// loaded engine may take any time, and the client decides how long it waits.
-func newTransport() http.RoundTripper {
-	const (
-		idlePerHost = 256
-		// Engine servers close a connection after 5 s without requests. A request that is sent at that moment is lost.
-		idleTimeout = 4 * time.Second
-		// The default of net/http is 10 MiB per response.
-		maxHeader = 256 << 10
-	)
-	dial := (&net.Dialer{Timeout: 2 * time.Second, KeepAlive: 15 * time.Second}).DialContext
-	return &exchange.Transport{
-		Dial: dial, IdleTimeout: idleTimeout, MaxIdlePerHost: idlePerHost, MaxHeaderBytes: maxHeader,
-		Other: &http.Transport{
-			DialContext: dial, MaxIdleConnsPerHost: idlePerHost, IdleConnTimeout: idleTimeout, DisableCompression: true, MaxResponseHeaderBytes: maxHeader,
-		},
-	}
 }

@@ -136,6 +136,14 @@ var shownElsewhere = map[string]string{
 	"MoEDeployment spec.rollout.rollback": "controllers/moedeployment TestCanaryIsDecided",
 	// This field needs another routing mode.
 	"MoEDeployment spec.routing.gatewayNamespaces": "controllers/moedeployment/front TestNetworkPolicies",
+	// Secrets of request routers change their pods only, which the agent runs in any case.
+	"MoEDeployment spec.routing.tls":                    "controllers/moedeployment/front TestRouterTLSAndKeys",
+	"MoEDeployment spec.routing.tls.secretName":         "controllers/moedeployment/front TestRouterTLSAndKeys",
+	"MoEDeployment spec.routing.tls.clientCASecretName": "controllers/moedeployment/front TestRouterTLSAndKeys",
+	"MoEDeployment spec.routing.auth":                   "controllers/moedeployment/front TestRouterTLSAndKeys",
+	"MoEDeployment spec.routing.auth.secretName":        "controllers/moedeployment/front TestRouterTLSAndKeys",
+	"MoEDeployment spec.routing.auth.requestsPerMinute": "controllers/moedeployment/front TestRouterTLSAndKeys",
+	"MoEDeployment spec.routing.auth.pendingLimit":      "controllers/moedeployment/front TestRouterTLSAndKeys",
 	// This field and spec.drift.prometheus require each other, so that a change of one field is refused.
 	"MoEDeployment spec.drift.source": "controllers/moedeployment TestAssessFromPrometheus",
 }

@@ -110,10 +110,14 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.RouterTemplateMetadataApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RouterTemplateSpec"):
 		return &apiv1alpha1.RouterTemplateSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RoutingAuth"):
+		return &apiv1alpha1.RoutingAuthApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingSpec"):
 		return &apiv1alpha1.RoutingSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingStatus"):
 		return &apiv1alpha1.RoutingStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RoutingTLS"):
+		return &apiv1alpha1.RoutingTLSApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingWeights"):
 		return &apiv1alpha1.RoutingWeightsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SamplingSpec"):

@@ -114,12 +114,12 @@ func lastServiceTaken(moed *semmoev1.MoEDeployment) string {
 
 // serviceTarget returns the component that the Service selects: the request router, or the engines if the router is no
 // proxy. An operator-managed Service that selects the engines is kept until a router can take over, so that a change of
-// the mode drops no request.
+// the mode drops no request, unless clients need TLS or a key: engines check neither.
 func (f *Front) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeployment, routerServes bool) (string, error) {
 	if moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
 		return semmoev1.ComponentEngine, nil
 	}
-	if routerServes {
+	if routerServes || secured(moed) {
 		return semmoev1.ComponentRouter, nil
 	}
 	cached := &corev1.Service{}
@@ -165,7 +165,15 @@ func service(moed *semmoev1.MoEDeployment, component string) *coreac.ServiceAppl
 		WithSpec(coreac.ServiceSpec().
 			WithType(corev1.ServiceTypeClusterIP).
 			WithSelector(desired.Selector(moed, component)).
-			WithPorts(httpPort(semmoev1.ServicePort, intstr.FromString("http"))))
+			WithPorts(httpPort(semmoev1.ServicePort, intstr.FromString("http")).WithAppProtocol(scheme(moed))))
+}
+
+// scheme returns the URL scheme of the Service for clients.
+func scheme(moed *semmoev1.MoEDeployment) string {
+	if moed.Spec.Routing.TLS != nil {
+		return "https"
+	}
+	return "http"
 }
 
 // podsService returns the headless Service that gives each engine pod a DNS name.

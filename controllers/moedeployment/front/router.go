@@ -214,6 +214,7 @@ func routerArgs(moed *semmoev1.MoEDeployment) []string {
 	if hold := moed.Spec.Routing.HoldMilliseconds; hold != nil {
 		args = append(args, fmt.Sprintf("--hold=%dms", *hold))
 	}
+	args = append(args, securityArgs(moed)...)
 	if limit := moed.Spec.Placement.TokenLoadLimitPercent; limit != nil {
 		args = append(args, "--cap="+percentText(*limit))
 	}
@@ -335,6 +336,7 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 		spec.WithVolumes(coreac.Volume().WithName("tables").WithConfigMap(
 			coreac.ConfigMapVolumeSource().WithName(desired.TablesName(moed)).WithOptional(true)))
 	}
+	mountSecrets(moed, spec)
 	if template := moed.Spec.Template; template != nil {
 		for _, secret := range template.Spec.ImagePullSecrets {
 			spec.WithImagePullSecrets(coreac.LocalObjectReference().WithName(secret.Name))

@@ -34,6 +34,16 @@ func (t Routes) Has(r *http.Request) bool {
 	return pattern != ""
 }
 
+// Pattern returns the path pattern of the route of a request; empty if there is none.
+func (t Routes) Pattern(r *http.Request) string {
+	if !t.Has(r) {
+		return ""
+	}
+	_, pattern := t.mux.Handler(r)
+	_, path, _ := strings.Cut(pattern, " ")
+	return path
+}
+
 const (
 	// maxPathBytes and maxPrefixSegments bound the work of In for a path, which a client chooses: In parses each suffix
 	// of the path. maxPrefixSegments is the maximum number of segments in front of a route.

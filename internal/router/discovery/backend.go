@@ -36,6 +36,8 @@ type Backend struct {
 	Pod string `json:"pod"`
 	// Address is host:port of the engine.
 	Address string `json:"address"`
+	// TLS is true if the engine serves TLS.
+	TLS bool `json:"tls,omitempty"`
 	// Ranks is the number of ranks that requests can be pinned to; 0 if the engine accepts no rank.
 	Ranks int `json:"ranks"`
 	// Width is the number of ranks of a pod that accepts no rank. It determines the capacity of the pod relative to
@@ -85,6 +87,17 @@ func (b Backend) Endpoint(rank int) string {
 	return b.RankAddresses[rank]
 }
 
+// Scheme returns the URL scheme of the engine.
+func (b Backend) Scheme() string {
+	if b.TLS {
+		return "https"
+	}
+	return "http"
+}
+
+// URL returns the URL of a route of the engine.
+func (b Backend) URL(route string) string { return b.Scheme() + "://" + b.Address + route }
+
 // PinsByHeader reports whether a header must name the rank, because ranks share an endpoint.
 func (b Backend) PinsByHeader(rank int) bool { return rank != NoRank && len(b.RankAddresses) == 0 }
 
@@ -124,6 +137,15 @@ func WithDefaultPlan(backends []Backend, digest string) []Backend {
 		planned[i].PlanDigest = cmp.Or(planned[i].PlanDigest, digest)
 	}
 	return planned
+}
+
+// WithTLS returns the backends as engines that serve TLS.
+func WithTLS(backends []Backend) []Backend {
+	secured := slices.Clone(backends)
+	for i := range secured {
+		secured[i].TLS = true
+	}
+	return secured
 }
 
 func backendOf(pod *corev1.Pod) (Backend, bool) {

@@ -205,7 +205,7 @@ func (p *Poller) read(ctx context.Context, b discovery.Backend) answer {
 	metrics := b.Adapter(&unnamed).StepMetrics
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	body, err := p.get(ctx, b.Address)
+	body, err := p.get(ctx, b.URL("/metrics"))
 	if err != nil {
 		failed := answer{activationsErr: err}
 		if metrics != nil {
@@ -231,8 +231,8 @@ func stable(err error) error {
 	return errors.New("failed to read /metrics")
 }
 
-func (p *Poller) get(ctx context.Context, address string) (io.ReadCloser, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
+func (p *Poller) get(ctx context.Context, url string) (io.ReadCloser, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}

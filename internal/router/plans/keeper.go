@@ -47,6 +47,10 @@ var ErrNotLoaded = errors.New("not loaded yet")
 // Keeper keeps the plans that backends name on disk and in the pool, and the plans that provide replacement tables. It
 // is safe for concurrent use.
 type Keeper struct {
+	// Local returns the directory that contains the plan of a digest without a download, or an empty string. Nil means
+	// that there is none.
+	Local func(digest string) string
+
 	dir   string
 	fetch Fetch
 	pool  Pool
@@ -71,7 +75,8 @@ type Keeper struct {
 // tablesName is the file next to the directory of the plans that stores Keeper.using. It is absent if using is empty.
 const tablesName = "tables.json"
 
-// NewKeeper returns a keeper of plans in a directory, which it must use exclusively.
+// NewKeeper returns a keeper of plans in a directory, which it must use exclusively. Without a directory, it only uses
+// the plans of Local, and fetch is not called.
 func NewKeeper(dir string, fetch Fetch, pool Pool) *Keeper {
 	return &Keeper{
 		dir: dir, fetch: fetch, pool: pool,
@@ -221,6 +226,12 @@ func (k *Keeper) Run(ctx context.Context) error {
 // adopt takes over the files of an earlier process. It keeps complete plans as if they had just been named, and removes
 // everything else, such as incomplete downloads.
 func (k *Keeper) adopt(log logr.Logger) {
+	if k.dir == "" {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.using = map[string]string{}
+		return
+	}
 	entries, err := os.ReadDir(k.dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		log.Error(err, "Failed to list the plans on disk; old plans are not removed")
@@ -275,8 +286,8 @@ func (k *Keeper) load(ctx context.Context, n need, log logr.Logger) {
 }
 
 func (k *Keeper) try(ctx context.Context, n need, log logr.Logger) error {
-	dir := filepath.Join(k.dir, n.digest)
-	if err := k.fetch(ctx, n.digest, dir); err != nil {
+	dir, err := k.find(ctx, n.digest)
+	if err != nil {
 		return err
 	}
 	layout, unusable, err := readLayout(dir, n.digest, n.tablesOnly)
@@ -290,6 +301,20 @@ func (k *Keeper) try(ctx context.Context, n need, log logr.Logger) error {
 	k.signal()
 	log.Info("Loaded a plan", "ranks", layout.Ranks, "tablesOnly", n.tablesOnly)
 	return nil
+}
+
+// find returns the directory with a plan, which it fetches if necessary.
+func (k *Keeper) find(ctx context.Context, digest string) (string, error) {
+	if k.Local != nil {
+		if dir := k.Local(digest); dir != "" {
+			return dir, nil
+		}
+	}
+	if k.dir == "" {
+		return "", errors.New("no directory contains the plan")
+	}
+	dir := filepath.Join(k.dir, digest)
+	return dir, k.fetch(ctx, digest, dir)
 }
 
 // apply switches the named plans to their desired tables if these are loaded and fit. Until then, plans keep the tables
@@ -357,6 +382,10 @@ func (k *Keeper) saveUsing() error {
 func (k *Keeper) drop(digest string, log logr.Logger) {
 	k.pool.DropLayout(digest)
 	k.forget(digest, log)
+	if k.dir == "" {
+		log.Info("Dropped a plan that no backend names", "plan", artifact.Digest(digest).Short())
+		return
+	}
 	if err := os.RemoveAll(filepath.Join(k.dir, digest)); err != nil {
 		log.Error(err, "Failed to remove a plan that no pod names", "plan", artifact.Digest(digest).Short())
 		return

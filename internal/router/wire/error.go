@@ -8,13 +8,14 @@ import (
 
 // Error types. They are OpenAI's types if OpenAI defines one.
 const (
-	InvalidRequest = "invalid_request_error"
-	NotFound       = "not_found"
-	NotImplemented = "not_implemented"
-	RateLimited    = "rate_limit_exceeded"
-	Internal       = "internal_error"
-	BadGateway     = "bad_gateway"
-	Unavailable    = "service_unavailable"
+	InvalidRequest  = "invalid_request_error"
+	Unauthenticated = "authentication_error"
+	NotFound        = "not_found"
+	NotImplemented  = "not_implemented"
+	RateLimited     = "rate_limit_exceeded"
+	Internal        = "internal_error"
+	BadGateway      = "bad_gateway"
+	Unavailable     = "service_unavailable"
 )
 
 // messagesPath is the route of Anthropic's Messages API.
@@ -29,7 +30,7 @@ func ofMessages(path string) bool {
 var anthropicTypes = map[int]string{
 	http.StatusBadRequest: InvalidRequest, http.StatusNotFound: "not_found_error", http.StatusRequestTimeout: InvalidRequest,
 	http.StatusRequestEntityTooLarge: "request_too_large", http.StatusUnsupportedMediaType: InvalidRequest,
-	http.StatusTooManyRequests: "rate_limit_error", http.StatusRequestHeaderFieldsTooLarge: InvalidRequest,
+	http.StatusUnauthorized: Unauthenticated, http.StatusTooManyRequests: "rate_limit_error", http.StatusRequestHeaderFieldsTooLarge: InvalidRequest,
 	http.StatusServiceUnavailable: "overloaded_error",
 }
 

@@ -1089,11 +1089,26 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: io.k8s.api.core.v1.TopologySpreadConstraint
           elementRelationship: atomic
+- name: com.github.semmoe.operator.api.v1alpha1.RoutingAuth
+  map:
+    fields:
+    - name: pendingLimit
+      type:
+        scalar: numeric
+    - name: requestsPerMinute
+      type:
+        scalar: numeric
+    - name: secretName
+      type:
+        scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingMode
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingSpec
   map:
     fields:
+    - name: auth
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RoutingAuth
     - name: gatewayNamespaces
       type:
         list:
@@ -1124,6 +1139,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: template
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.RouterTemplate
+    - name: tls
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RoutingTLS
     - name: weights
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.RoutingWeights
@@ -1150,6 +1168,15 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - rank
+- name: com.github.semmoe.operator.api.v1alpha1.RoutingTLS
+  map:
+    fields:
+    - name: clientCASecretName
+      type:
+        scalar: string
+    - name: secretName
+      type:
+        scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingWeights
   map:
     fields:

@@ -51,6 +51,11 @@ type RoutingSpecApplyConfiguration struct {
 	// pods of other namespaces cannot connect to it. Default: every pod of the cluster can connect. It requires mode
 	// EndpointPicker.
 	GatewayNamespaces []string `json:"gatewayNamespaces,omitempty"`
+	// tls makes the request routers serve clients by TLS. Default: plain text. It requires mode Router.
+	TLS *RoutingTLSApplyConfiguration `json:"tls,omitempty"`
+	// auth makes the request routers reject requests without a valid API key with status 401. Default: every client is
+	// served. It requires mode Router.
+	Auth *RoutingAuthApplyConfiguration `json:"auth,omitempty"`
 }
 
 // RoutingSpecApplyConfiguration constructs a declarative configuration of the RoutingSpec type for use with
@@ -130,5 +135,21 @@ func (b *RoutingSpecApplyConfiguration) WithGatewayNamespaces(values ...string) 
 	for i := range values {
 		b.GatewayNamespaces = append(b.GatewayNamespaces, values[i])
 	}
+	return b
+}
+
+// WithTLS sets the TLS field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the TLS field is set to the value of the last call.
+func (b *RoutingSpecApplyConfiguration) WithTLS(value *RoutingTLSApplyConfiguration) *RoutingSpecApplyConfiguration {
+	b.TLS = value
+	return b
+}
+
+// WithAuth sets the Auth field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Auth field is set to the value of the last call.
+func (b *RoutingSpecApplyConfiguration) WithAuth(value *RoutingAuthApplyConfiguration) *RoutingSpecApplyConfiguration {
+	b.Auth = value
 	return b
 }

@@ -146,7 +146,7 @@ func TestPipelineRefuses(t *testing.T) {
 		want string
 	}{
 		"no shape":        {nil, cli.ExitUsage, "hidden layers: 0; allowed is 1 to"},
-		"a dense model":   {[]string{"--model-path", dense}, cli.ExitInvalidFile, `"llama" is not a supported`},
+		"a dense model":   {[]string{"--model-path", dense}, cli.ExitInvalidFile, `"llama" is not a known`},
 		"no file":         {[]string{"--model-path", dir + "/none"}, cli.ExitInvalidFile, "--model-path"},
 		"no profile":      {[]string{"--model-path", dir, "--hardware", "abacus"}, cli.ExitUsage, "there are h200-nvlink"},
 		"a foreign file":  {[]string{"--model-path", dir, "--hardware", dense}, cli.ExitInvalidFile, "model_type"},

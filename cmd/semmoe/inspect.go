@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -30,19 +29,23 @@ const (
 	terminationLimit = 4096
 )
 
+// layoutAsHelp is the help of the flag --layout-as.
+const layoutAsHelp = "known model type whose layout the checkpoint has, such as qwen3_moe (default: its own model_type)"
+
 func newInspectCommand() *cobra.Command {
-	var modelPath, dataset, messageFile string
+	var modelPath, layoutAs, dataset, messageFile string
 	var expertParallelSize int
 	cmd := &cobra.Command{
 		Use:   "inspect --model-path DIR",
 		Short: "Validate a checkpoint and a data set, and describe them as JSON",
 		Long: "Validate a Hugging Face checkpoint of a Mixture-of-Experts model without loading weights, and optionally a data set, and\n" +
 			"describe them as JSON on standard output and in the termination message. Exit codes: 3 the model, the data set or a flag\n" +
-			"is invalid; 1 any other error, which a retry may fix.",
+			"is invalid; 1 any other error, which a retry may fix. A model of an unknown type is valid: the report contains the reason why\n" +
+			"no plan can be made for it.",
 		Args: invalidArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			debug.SetMemoryLimit(headerMemory)
-			report, err := inspect(modelPath, dataset, cmd.Flags().Changed("expert-parallel-size"), expertParallelSize)
+			report, err := inspect(modelPath, layoutAs, dataset, cmd.Flags().Changed("expert-parallel-size"), expertParallelSize)
 			if err != nil {
 				err = modelError{err}
 				if writeErr := writeTerminationMessage(messageFile, oneLine(err.Error())); writeErr != nil {
@@ -50,7 +53,7 @@ func newInspectCommand() *cobra.Command {
 				}
 				return err
 			}
-			if report.TiedEmbeddings && slices.Contains(sglang.IgnoresTiedEmbeddings, report.Family) {
+			if report.TiedEmbeddings && sglang.IgnoresTiedEmbeddings(report.Family) {
 				fmt.Fprintf(cmd.ErrOrStderr(), "semmoe: warning: config.json ties the embeddings (tie_word_embeddings), and no tensor is named lm_head.weight. "+
 					"SGLang ignores tied embeddings for %s: every logit is 0, and its health check passes. Add lm_head.weight as a tensor, or serve the model with another engine.\n", report.Family)
 			}
@@ -59,17 +62,18 @@ func newInspectCommand() *cobra.Command {
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return modelError{checkpoint.Invalidf("%v", err)} })
 	cmd.Flags().StringVar(&modelPath, "model-path", "", "directory of the checkpoint (required)")
+	cmd.Flags().StringVar(&layoutAs, "layout-as", "", layoutAsHelp)
 	cmd.Flags().StringVar(&dataset, "dataset", "", "JSONL file with a data set for profiling, to validate as well")
 	cmd.Flags().IntVar(&expertParallelSize, "expert-parallel-size", 0, "number of ranks, validated as a divisor of the number of experts")
 	cmd.Flags().StringVar(&messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+", if it exists)")
 	return cmd
 }
 
-func inspect(modelPath, dataset string, checkSize bool, expertParallelSize int) (inspection.Report, error) {
+func inspect(modelPath, layoutAs, dataset string, checkSize bool, expertParallelSize int) (inspection.Report, error) {
 	if modelPath == "" {
 		return inspection.Report{}, checkpoint.Invalidf("--model-path is missing: set it to the directory of the checkpoint")
 	}
-	report, err := checkpoint.Inspect(modelPath)
+	report, err := checkpoint.InspectAs(modelPath, layoutAs)
 	if err == nil && checkSize {
 		err = report.CheckExpertParallelSize(expertParallelSize)
 	}

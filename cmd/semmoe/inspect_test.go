@@ -71,6 +71,41 @@ func TestInspectReports(t *testing.T) {
 	}
 }
 
+// TestInspectUnknownFamily checks that a model of an unknown type is valid, and that a stated layout is checked.
+func TestInspectUnknownFamily(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(clitest.TinyModel)); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "config.json")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, bytes.Replace(text, []byte(`"qwen3_moe"`), []byte(`"qwen9"`), 1), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for layout, want := range map[string]checkpoint.Report{
+		"":                              {Family: "unknown", ModelType: "qwen9"},
+		"--layout-as=qwen3_moe":         {Family: "qwen9", LayoutAs: "qwen3_moe", Experts: 32},
+		"--layout-as=mixtral":           {Family: "unknown", ModelType: "qwen9"},
+		"--layout-as=qwen3_vl_moe_text": {Family: "qwen9", LayoutAs: "qwen3_vl_moe_text", Experts: 32},
+	} {
+		code, _, message := runInspect(t, strings.Fields("--model-path "+dir+" --expert-parallel-size 4 "+layout)...)
+		var got checkpoint.Report
+		if err := json.Unmarshal([]byte(message), &got); err != nil || code != 0 {
+			t.Errorf("%s: exit code %d, message %q: %v", layout, code, message, err)
+		}
+		if got.Family != want.Family || got.ModelType != want.ModelType || got.LayoutAs != want.LayoutAs || got.Experts != want.Experts || (got.Unprofilable == "") != (want.Experts > 0) ||
+			(got.Unpermutable == "") != (want.Experts > 0) || got.ModelDigest == "" {
+			t.Errorf("%q: report %+v", layout, got)
+		}
+	}
+	if code, _, message := runInspect(t, "--model-path", dir, "--layout-as", "qwen9"); code != exitInvalidModel || !strings.Contains(message, "qwen3_moe") {
+		t.Errorf("unknown layout: exit code %d, message %q", code, message)
+	}
+}
+
 func TestInspectReportsDataset(t *testing.T) {
 	code, _, message := runInspect(t, "--model-path", clitest.TinyModel, "--dataset", clitest.WriteFile(t, "d.jsonl", "{\"prompt\": \"a\"}\n\n{\"prompt\": \"b\"}\n"))
 	var report inspection.Report

@@ -45,6 +45,7 @@ const (
 
 type profileOptions struct {
 	endpoint, engine, model, dataset, out      string
+	layoutAs                                   string
 	requests, tokens, requestTokens, newTokens int
 	traceTokens, concurrency                   int
 	seed                                       uint64
@@ -87,6 +88,7 @@ Exit codes: 3 the model, the data set or a flag is invalid; 4 the engine failed;
 	flags.StringVar(&o.engine, "engine", "SGLang", "type of the engine: "+registry.Types())
 	flags.BoolVar(&o.dedicated, "dedicated", false, "dedicated engine of this profile: its crash, or a timeout before it serves, ends the run with exit code 4 because a retry would fail in the same way")
 	flags.StringVar(&o.model, "model-path", "", "directory of the checkpoint that the engine serves (required)")
+	flags.StringVar(&o.layoutAs, "layout-as", "", layoutAsHelp)
 	flags.StringVar(&o.modelDigest, "model-digest", "", "required digest of the checkpoint (default: any)")
 	flags.StringVar(&o.dataset, "dataset", "", "JSONL file with the requests (required)")
 	flags.StringVar(&o.datasetDigest, "dataset-digest", "", "required sha256 of the data set (default: any)")
@@ -218,9 +220,12 @@ func readInputs(o profileOptions) (profile.Options, inspection.DatasetReport, er
 	if !adapter.ReportsRoutedExperts() {
 		return fail(checkpoint.Invalidf("--engine is %s, which does not report the experts of a request; use another engine", adapter.Type))
 	}
-	report, err := checkpoint.Inspect(o.model)
+	report, err := checkpoint.InspectAs(o.model, o.layoutAs)
 	if err != nil {
 		return fail(err)
+	}
+	if report.Unprofilable != "" {
+		return fail(checkpoint.Invalidf("the model in %s cannot be profiled: %s", o.model, report.Unprofilable))
 	}
 	if o.modelDigest != "" && report.ModelDigest != o.modelDigest {
 		return fail(checkpoint.Invalidf("the checkpoint in %s has digest %s, not %s: it changed after the inspection; profile it again", o.model, report.ModelDigest, o.modelDigest))

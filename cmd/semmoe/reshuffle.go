@@ -58,6 +58,7 @@ func newReshuffleCommand() *cobra.Command {
 	cmd.SetFlagErrorFunc(cli.FlagError)
 	f := cmd.Flags()
 	f.StringVar(&flags.Model, "model", "", "directory of the checkpoint (required)")
+	f.StringVar(&flags.LayoutAs, "layout-as", "", layoutAsHelp)
 	f.StringVar(&flags.permutation, "permutation", "", "gate-permutation.json of a plan (required)")
 	f.StringVar(&flags.Out, "out", "", "output directory: new, empty, or with the same result (required)")
 	f.BoolVar(&flags.Verify, "verify", false, "re-read of input and output with a comparison of every byte and full hashes")

@@ -14,8 +14,8 @@ import (
 
 // verifyFlags are the flags of semmoe verify.
 type verifyFlags struct {
-	planDir, planDigest, modelPath, modelDigest, messageFile string
-	expertParallelSize                                       int
+	planDir, planDigest, modelPath, layoutAs, modelDigest, messageFile string
+	expertParallelSize                                                 int
 }
 
 func newVerifyCommand() *cobra.Command {
@@ -49,6 +49,7 @@ func newVerifyCommand() *cobra.Command {
 	f.StringVar(&flags.planDir, "plan-dir", "", "directory where the plan's ConfigMap is mounted, or a plan directory (required)")
 	f.StringVar(&flags.planDigest, "plan-digest", "", "required digest of the plan (default: any)")
 	f.StringVar(&flags.modelPath, "model-path", "", "directory of the checkpoint (required)")
+	f.StringVar(&flags.layoutAs, "layout-as", "", layoutAsHelp)
 	f.StringVar(&flags.modelDigest, "model-digest", "", "required digest of the model in the plan and in the checkpoint (default: the plan's)")
 	f.IntVar(&flags.expertParallelSize, "expert-parallel-size", 0, "number of ranks of the engine (required)")
 	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+", if it exists)")
@@ -84,7 +85,7 @@ func verify(flags verifyFlags, given func(flag string) bool) (*bundle.Mounted, c
 	if err != nil {
 		return nil, none, err
 	}
-	report, err := checkpoint.Inspect(flags.modelPath)
+	report, err := checkpoint.InspectAs(flags.modelPath, flags.layoutAs)
 	if err != nil {
 		return nil, none, err
 	}

@@ -33,9 +33,9 @@ type Situation struct {
 	// the plan maps groups onto groups.
 	Groups      int
 	KeepsGroups bool
-	// Unpermutable is the reason why the experts of the checkpoint cannot be permuted. It is empty if they can be
-	// permuted, or if that is unknown.
-	Unpermutable string
+	// Unmappable is the reason why the model cannot be served with an expert map, and Unpermutable the reason why the
+	// experts of its checkpoint cannot be permuted. Each is empty if there is none, or if that is unknown.
+	Unmappable, Unpermutable string
 }
 
 // Finding is the reason for a refusal or a warning, as the reason and message of a condition.
@@ -66,6 +66,9 @@ func (a Adapter) Support(s Situation) Support {
 			return verdict
 		}
 		launch.ExpertMap = a.ExpertMap.File
+		if s.Unmappable != "" {
+			verdict.Refuse("ModelNotMappable", "The model cannot be served with an expert map: %s", s.Unmappable)
+		}
 	case ReshuffledWeights:
 		launch.Reshuffled = true
 		a.checkPermutation(s, &verdict)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/model/family"
 )
 
 func support(t *testing.T, engineType string, s engine.Situation) engine.Support {
@@ -320,13 +320,15 @@ func TestAdvice(t *testing.T) {
 // added here.
 func TestEveryFamilyIsDecided(t *testing.T) {
 	var refused []string
-	for _, name := range checkpoint.Families() {
+	for _, name := range family.Types() {
 		s := engine.Situation{Realization: engine.EngineMap, Family: name, Launch: engine.Launch{Ranks: 2, AttentionDP: true}}
 		if len(support(t, "SGLang", s).Refusals) > 0 {
 			refused = append(refused, name)
 		}
 	}
-	if got := strings.Join(refused, " "); got != "mixtral olmoe" {
+	const want = "afmoe dots1 ernie4_5_moe gemma4_text glm4v_moe_text granitemoe granitemoehybrid granitemoeshared hunyuan_v1_moe kimi_linear lfm2_moe llama4_text longcat_flash " +
+		"mixtral olmoe phimoe qwen3_omni_moe_text solar_open"
+	if got := strings.Join(refused, " "); got != want {
 		t.Errorf("SGLang refuses a map for %s", got)
 	}
 }

@@ -158,7 +158,8 @@ var (
 	// neutralMembers are members of configurations that never refer to experts, regardless of their value.
 	neutralMembers = []string{
 		"vision_config", "audio_config", "rope_scaling", "rope_parameters", "id2label", "label2id", "architectures", "auto_map", "eos_token_id", "bos_token_id",
-		"pad_token_id", "mlp_only_layers", "moe_layer_freq", "layer_types", "moe_layers_enum", "added_tokens_decoder", "_name_or_path", "name_or_path",
+		"pad_token_id", "mlp_only_layers", "moe_layer_freq", "layer_types", "mlp_layer_types", "layers_block_type", "moe_layers", "moe_layers_enum", "moe_topk", "num_shared_expert",
+		"moe_intermediate_size", "compress_ratios", "hybrid_layer_pattern", "added_tokens_decoder", "_name_or_path", "name_or_path",
 		"base_model_name_or_path", "model_type", "transformers_version", "torch_dtype", "dtype", "weight_block_size", "version", "mrope_section", "bad_words_ids", "forced_decoder_ids",
 	}
 	// plainWords are words in names of members whose numbers are not expert numbers, unless the name is related to

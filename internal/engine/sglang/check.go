@@ -6,18 +6,16 @@ import (
 	"strings"
 
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/model/family"
 )
 
-// locationFamilies lists the families with models that report the location of their experts to the engine
-// (get_model_config_for_expert_location). For any other family, --init-expert-location has no effect, without an error.
-var locationFamilies = []string{"deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "kimi_k2", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text"}
-
-// locationWrappers lists the multimodal wrappers that do so. SGLang asks only the outermost model.
-var locationWrappers = []string{"dots_vlm", "kimi_k25", "qwen3_vl_moe"}
-
-// mapIgnoringFamilies lists the families for which SGLang loads experts in the default order regardless of the map, and
-// which it cannot run with DeepEP, according to the source of the releases.
-var mapIgnoringFamilies = []string{"gpt_oss"}
+// of returns what SGLang supports for a model type. The zero value is that of an unknown type.
+func of(modelType string) family.SGLang {
+	if f := family.Lookup(modelType); f != nil {
+		return f.SGLang
+	}
+	return family.SGLang{}
+}
 
 // The releases in which the checked behaviour changed.
 var (
@@ -55,16 +53,15 @@ var (
 		since(engine.Release{Minor: 5, Patch: 19}, "deepep_v2"), since(engine.Release{Minor: 5, Patch: 21}, "megamoe"))
 
 	mapBackends = map[string][]backend{
-		"deepseek_v2": deepseekBlock, "deepseek_v3": deepseekBlock, "kimi_k2": deepseekBlock, "glm4_moe": glmBlock,
-		"qwen2_moe": qwen2Block, "qwen3_next": qwen2Block, "qwen3_moe": qwen3Block, "qwen3_vl_moe_text": qwen3Block,
+		family.DeepSeekBlock: deepseekBlock, family.GLMBlock: glmBlock, family.Qwen2Block: qwen2Block, family.Qwen3Block: qwen3Block,
 	}
 )
 
 // usesMap reports whether a release before mapAlwaysUsed, or an unknown release, selects the experts of a family by the
 // map with an all-to-all backend. For an unknown family, it reports whether any family does.
-func usesMap(family, name string, release engine.Release) bool {
-	for of, backends := range mapBackends {
-		if family != "" && family != of {
+func usesMap(modelType, name string, release engine.Release) bool {
+	for block, backends := range mapBackends {
+		if modelType != "" && of(modelType).Block != block {
 			continue
 		}
 		if slices.ContainsFunc(backends, func(b backend) bool { return b.name == name && !release.Before(b.first) }) {
@@ -83,7 +80,7 @@ func check(s engine.Situation, verdict *engine.Support) {
 	allToAll := name != "" && name != "none"
 	if !allToAll {
 		advice := adviceDeepEP
-		if slices.Contains(mapIgnoringFamilies, s.Family) {
+		if of(s.Family).MapWithoutEffect {
 			advice = fmt.Sprintf("The checked releases of SGLang cannot run %s models with deepep", s.Family)
 		}
 		verdict.NoAllToAll(s.Launch, "--moe-a2a-backend", name, advice)
@@ -98,17 +95,24 @@ func check(s engine.Situation, verdict *engine.Support) {
 }
 
 func checkMap(s engine.Situation, name string, allToAll bool, verdict *engine.Support) {
+	wrapper, first := family.SGLangWrappers[s.Wrapper], of(s.Family).ReadsMap
+	if wrapper > first {
+		first = wrapper
+	}
 	switch {
-	case s.Wrapper != "" && !slices.Contains(locationWrappers, s.Wrapper):
+	case s.Wrapper != "" && wrapper == "":
 		verdict.Refuse("ExpertMapIgnored", "SGLang ignores an expert map for multimodal models of type %q: use %s", s.Wrapper, engine.ReshuffledWeights)
 		return
-	case s.Family != "" && !slices.Contains(locationFamilies, s.Family):
+	case s.Family != "" && of(s.Family).ReadsMap == "":
 		verdict.Refuse("ExpertMapIgnored", "SGLang ignores an expert map for models of type %q: use %s", s.Family, engine.ReshuffledWeights)
+		return
+	case s.Family != "" && s.Release.Before(engine.ParseRelease(first)):
+		verdict.Refuse("ExpertMapIgnored", "The source of SGLang %s was not checked for expert maps of models of type %q: use %s or newer, or %s", s.Release, s.Family, first, engine.ReshuffledWeights)
 		return
 	case s.ModelOpt():
 		verdict.Refuse("QuantizedScales", "SGLang loads the scales of a checkpoint quantised by %s in the default order of experts, regardless of the map: use %s", s.Quantization, engine.ReshuffledWeights)
 		return
-	case slices.Contains(mapIgnoringFamilies, s.Family):
+	case of(s.Family).MapWithoutEffect:
 		verdict.Warn(engine.ReasonExpertMapWithoutEffect, "The checked releases of SGLang load the experts of %s models in the default order, regardless of the map: outputs are correct, but locality does not improve. Use %s", s.Family, engine.ReshuffledWeights)
 		return
 	}

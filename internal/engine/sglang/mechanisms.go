@@ -1,10 +1,28 @@
 package sglang
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/model/family"
 )
+
+// mapFamilies returns the families and wrappers for which a release is the oldest that is known to read a map.
+func mapFamilies(release engine.Release) []string {
+	var types []string
+	for _, modelType := range family.Types() {
+		if first := of(modelType).ReadsMap; first != "" && engine.ParseRelease(first) == release {
+			types = append(types, modelType)
+		}
+	}
+	for _, wrapper := range slices.Sorted(maps.Keys(family.SGLangWrappers)) {
+		if engine.ParseRelease(family.SGLangWrappers[wrapper]) == release {
+			types = append(types, wrapper)
+		}
+	}
+	return types
+}
 
 // mechanisms lists the parts of SGLang's interface that this package names. The wheels of releases 0.5.12 to 0.5.23
 // were read; 0.5.17 was run on two H100 and two H200.
@@ -55,7 +73,8 @@ func mechanisms() []engine.Mechanism {
 		engine.NewMechanisms(engine.ValueKind, at(19), open, "--moe-a2a-backend: srt/arg_groups", engine.Read, "deepep_v2", "ascend_tp"),
 		engine.NewMechanisms(engine.ValueKind, at(20), open, "--moe-a2a-backend: srt/arg_groups", engine.Read, "flashinfer_megamoe"),
 		engine.NewMechanisms(engine.ValueKind, minimum, open, "--deepep-mode: srt/server_args.py", engine.Read, "low_latency"),
-		engine.NewMechanisms(engine.ValueKind, minimum, open, "model types: get_model_config_for_expert_location in srt/models", engine.Read, slices.Concat(locationFamilies, locationWrappers)...),
+		engine.NewMechanisms(engine.ValueKind, minimum, open, "model types: get_model_config_for_expert_location in srt/models", engine.Read, mapFamilies(minimum)...),
+		engine.NewMechanisms(engine.ValueKind, at(23), open, "model types: get_model_config_for_expert_location in srt/models", engine.Read, mapFamilies(at(23))...),
 		engine.NewMechanisms(engine.ValueKind, minimum, open, "model types: srt/batch_overlap/operations_strategy.py", engine.Read, "mimo_v2_flash"),
 		engine.NewMechanisms(engine.ValueKind, at(15), open, "model types: srt/batch_overlap/operations_strategy.py", engine.Read, "deepseek_v4"),
 	)

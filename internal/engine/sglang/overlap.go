@@ -2,27 +2,27 @@ package sglang
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/model/family"
 )
 
-// splitFamilies maps the families for which SGLang splits a step into two micro-batches to the first release that does.
-// With any other family, its scheduler raises NotImplementedError at the first batch that it splits
-// (srt/batch_overlap/operations_strategy.py, which checks the class of the first decoder layer).
-var splitFamilies = map[string]engine.Release{
-	"deepseek_v2": minimum, "deepseek_v3": minimum, "kimi_k2": minimum, "qwen3_moe": minimum, "mimo_v2_flash": minimum,
-	"deepseek_v4": {Minor: 5, Patch: 15},
+// splitFamilies returns the families for which SGLang splits a step into two micro-batches. With any other family, its
+// scheduler raises NotImplementedError at the first batch that it splits.
+func splitFamilies() []string {
+	return slices.DeleteFunc(family.Types(), func(modelType string) bool { return of(modelType).MicroBatches == "" })
 }
 
-// checkOverlap checks the requirements of --enable-two-batch-overlap and --deepep-config.
+// checkOverlap checks the requirements of --enable-two-batch-overlap and --deepep-config. An unknown model type excludes
+// nothing.
 func checkOverlap(s engine.Situation) error {
 	o := s.Launch.Overlap
 	backend, _ := engine.FlagValue(s.UserArgs, "--moe-a2a-backend")
 	mode, _ := engine.FlagValue(s.UserArgs, "--deepep-mode")
+	first := of(s.Family).MicroBatches
 	switch {
 	case o.DecodeThresholdTokens > 0:
 		return engine.RefuseOverlap("SGLang", "decodeThresholdTokens", "")
@@ -30,12 +30,12 @@ func checkOverlap(s engine.Situation) error {
 		return engine.RefuseOverlap("SGLang", "prefillThresholdTokens", "")
 	case o.MicroBatches > 2:
 		return fmt.Errorf("%s.microBatches: %d: SGLang supports exactly 2 micro-batches; use 2", engine.OverlapField, o.MicroBatches)
-	case o.MicroBatches > 0 && s.Family != "" && !splitFamilies[s.Family].Known():
+	case o.MicroBatches > 0 && family.Lookup(s.Family) != nil && first == "":
 		return fmt.Errorf("%s.microBatches: SGLang does not support micro-batches for models of type %q, only for %s: remove the field",
-			engine.OverlapField, s.Family, strings.Join(slices.Sorted(maps.Keys(splitFamilies)), ", "))
-	case o.MicroBatches > 0 && s.Release.Before(splitFamilies[s.Family]):
-		return fmt.Errorf("%s.microBatches: SGLang %s does not support micro-batches for models of type %q: use %s or newer, or remove the field", engine.OverlapField, s.Release, s.Family, splitFamilies[s.Family])
-	case o.CommunicationSMs > 0 && backend != "deepep" && slices.Contains(mapIgnoringFamilies, s.Family):
+			engine.OverlapField, s.Family, strings.Join(splitFamilies(), ", "))
+	case o.MicroBatches > 0 && s.Release.Before(engine.ParseRelease(first)):
+		return fmt.Errorf("%s.microBatches: SGLang %s does not support micro-batches for models of type %q: use %s or newer, or remove the field", engine.OverlapField, s.Release, s.Family, first)
+	case o.CommunicationSMs > 0 && backend != "deepep" && of(s.Family).MapWithoutEffect:
 		return fmt.Errorf("%s.communicationSMs: it configures DeepEP, and the checked releases of SGLang cannot run %s models with deepep: remove the field", engine.OverlapField, s.Family)
 	case backend == "" || backend == "none":
 		return fmt.Errorf("%s: without an all-to-all backend there is no exchange to overlap: set --moe-a2a-backend in spec.engine.args, for example to deepep, or remove the field", engine.OverlapField)

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/model/family"
 )
 
 // Adapter returns TensorRT-LLM's adapter. The engine accepts an expert map, but can neither pin requests to ranks nor
@@ -132,10 +133,15 @@ func moeOptions(all map[string]any) (map[string]any, error) {
 	return nil, fmt.Errorf("%s: moe_config is invalid: it must be an object", engine.OptionsField)
 }
 
-// mapFamilies lists the families with architectures on the engine's list (moe_model_arch_list in
-// tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py). The engine ignores a map for any other family.
-// Checkpoints of kimi_k2 have the architecture of deepseek_v3.
-var mapFamilies = []string{"deepseek_v3", "gpt_oss", "kimi_k2", "mixtral", "qwen2_moe", "qwen3_moe"}
+// mapFamilies returns the families with architectures on the engine's list (moe_model_arch_list in
+// tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py), since a release that meets a condition. The engine ignores
+// a map for any other family. Checkpoints of kimi_k2 have the architecture of deepseek_v3.
+func mapFamilies(since func(engine.Release) bool) []string {
+	return slices.DeleteFunc(family.Types(), func(modelType string) bool {
+		first := engine.ParseRelease(family.Lookup(modelType).TensorRTLLMMap)
+		return !first.Known() || !since(first)
+	})
+}
 
 // checkStart refuses a release that exits at startup with the flags above.
 func checkStart(s engine.Situation, verdict *engine.Support) {
@@ -150,8 +156,9 @@ func check(s engine.Situation, verdict *engine.Support) {
 	if s.Realization != engine.EngineMap {
 		return
 	}
-	if s.Family != "" && (s.Wrapper != "" || !slices.Contains(mapFamilies, s.Family)) {
-		verdict.Refuse("ExpertMapIgnored", "TensorRT-LLM ignores an expert map for models of type %q: supported are %s", cmp.Or(s.Wrapper, s.Family), strings.Join(mapFamilies, ", "))
+	known := mapFamilies(engine.Release.Known)
+	if s.Family != "" && (s.Wrapper != "" || !slices.Contains(known, s.Family)) {
+		verdict.Refuse("ExpertMapIgnored", "TensorRT-LLM ignores an expert map for models of type %q: supported are %s", cmp.Or(s.Wrapper, s.Family), strings.Join(known, ", "))
 	}
 	if all, err := parseOptions(s.Launch.Options); err == nil {
 		checkBackend(all, verdict)
@@ -193,8 +200,8 @@ func mechanisms() []engine.Mechanism {
 		engine.NewMechanisms(engine.ValueKind, one, engine.Release{Major: 1, Minor: 2}, "moe_config.backend; removed by NVIDIA/TensorRT-LLM#17797", engine.Read, "WIDEEP"),
 		engine.NewMechanisms(engine.DraftKind, one, open, balancer+": it ends at start for a draft layer, which the map does not list", engine.Read, "MTP"),
 		engine.NewMechanisms(engine.ValueKind, one, open, "moe_config.backend without load balancer: NVIDIA/TensorRT-LLM#18626", engine.Read, backendsWithoutMap[:3]...),
-		engine.NewMechanisms(engine.ValueKind, one, open, "model types: moe_model_arch_list in "+balancer, engine.Read, "deepseek_v3", "kimi_k2", "mixtral", "qwen2_moe", "qwen3_moe"),
-		engine.NewMechanisms(engine.ValueKind, newest, open, "model types: moe_model_arch_list in "+balancer, engine.Read, "gpt_oss"),
+		engine.NewMechanisms(engine.ValueKind, one, open, "model types: moe_model_arch_list in "+balancer, engine.Read, mapFamilies(func(first engine.Release) bool { return first == one })...),
+		engine.NewMechanisms(engine.ValueKind, newest, open, "model types: moe_model_arch_list in "+balancer, engine.Read, mapFamilies(func(first engine.Release) bool { return first == newest })...),
 	)
 }
 

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"slices"
 	"strings"
+
+	"github.com/semmoe/operator/internal/model/family"
 )
 
 // Axis describes where a tensor stores the values of each expert. The tensor is a grid of lanes: each expert has Outer
@@ -14,6 +16,10 @@ type Axis struct {
 	Packed                    int64
 	Order                     []int64
 	ExpertStride, OuterStride int64
+	// Fixed is the number of rows after those of the experts. They do not move.
+	Fixed int
+	// Numbers reports that the tensor is a list of expert numbers of Bits bits each, instead of a grid of lanes.
+	Numbers bool
 }
 
 // rows returns the axis of a tensor with the experts in dimension 0.
@@ -22,7 +28,7 @@ func rows(rowBytes int64) Axis {
 }
 
 // Rows reports whether the values of each expert are one contiguous range of whole bytes, in expert order.
-func (a Axis) Rows() bool { return a.Outer == 1 && a.Packed == 1 }
+func (a Axis) Rows() bool { return a.Outer == 1 && a.Packed == 1 && !a.Numbers }
 
 // bit returns the bit position of a lane.
 func (a Axis) bit(outer, expert int64) int64 {
@@ -37,6 +43,18 @@ func (a Axis) bit(outer, expert int64) int64 {
 // Rows, and lanes have at most 64 bits. Bits that belong to no expert are copied unchanged.
 func (a Axis) Permute(dst, src []byte, newToOld []int) {
 	copy(dst, src)
+	if a.Numbers {
+		toNew := make([]int, len(newToOld))
+		for e, old := range newToOld {
+			toNew[old] = e
+		}
+		for bit := int64(0); bit < int64(len(src))*8; bit += a.Bits {
+			if expert := a.lane(src, bit); expert < uint64(len(toNew)) {
+				a.setLane(dst, bit, uint64(toNew[expert]))
+			}
+		}
+		return
+	}
 	for outer := range a.Outer {
 		for e, old := range newToOld {
 			a.setLane(dst, a.bit(outer, int64(e)), a.lane(src, a.bit(outer, int64(old))))
@@ -44,8 +62,18 @@ func (a Axis) Permute(dst, src []byte, newToOld []int) {
 	}
 }
 
-// SamePermuted reports whether, for every e, the lanes of expert e in got equal those of expert newToOld[e] in want.
+// SamePermuted reports whether, for every e, the lanes of expert e in got equal those of expert newToOld[e] in want. A list
+// of expert numbers must contain only numbers of experts.
 func (a Axis) SamePermuted(got, want []byte, newToOld []int) bool {
+	if a.Numbers {
+		for bit := int64(0); bit < int64(len(got))*8; bit += a.Bits {
+			expert := a.lane(got, bit)
+			if expert >= uint64(len(newToOld)) || uint64(newToOld[expert]) != a.lane(want, bit) {
+				return false
+			}
+		}
+		return true
+	}
 	for outer := range a.Outer {
 		for e, old := range newToOld {
 			if a.lane(got, a.bit(outer, int64(e))) != a.lane(want, a.bit(outer, int64(old))) {
@@ -110,25 +138,51 @@ func (c *Checkpoint) axisOf(name string) (axis Axis, dependent bool, err error) 
 	tensor, experts := shard.Tensors[name], int64(c.Config.Experts)
 	part := c.Config.Classify(name)
 	form, known := gateForms[part.Name]
+	shape := tensor.Shape
+	if kind, listed := c.Config.family().GateTensors[part.Name]; listed {
+		if kind == family.ExpertNumbers {
+			return c.expertNumbers(name)
+		}
+		form.rows, form.inputs, known = kind == family.Rows, kind == family.Inputs, true
+		if len(shape) == 2 && shape[0] == 1 {
+			shape = shape[1:] // ERNIE stores a matrix of one row
+		}
+	}
 	if part.Role == Fused {
 		scale := strings.Contains(part.Name, "scale") || strings.Contains(part.Name, "amax")
 		form.rows, form.whole, form.inputs, known = true, scale, strings.HasSuffix(part.Name, "_shape"), true
 	} else if packed, ok := c.packedColumns(name, part); ok {
 		return packed, true, nil
 	}
-	size := tensor.End - tensor.Begin
+	size, lanes := tensor.End-tensor.Begin, experts
+	if part.Role == Gate {
+		lanes += int64(c.Config.ZeroExperts)
+	}
 	switch {
 	case !known:
 		return Axis{}, false, Invalidf("%s: the rows of gate tensor %q cannot be permuted: its format is not supported", shard.Path, name)
-	case form.rows && len(tensor.Shape) > 0 && tensor.Shape[0] == experts && size%experts == 0:
-		return rows(size / experts), true, nil
+	case form.rows && len(shape) > 0 && shape[0] == lanes && size%lanes == 0:
+		axis = rows(size / lanes)
+		axis.Fixed = int(lanes - experts)
+		return axis, true, nil
 	case form.inputs:
 		return Axis{}, false, nil
 	case form.whole && (tensor.Elements() == 1 || len(tensor.Shape) == 2 && tensor.Shape[0] == 1 && part.Role == Gate):
 		return Axis{}, false, nil
 	}
 	return Axis{}, false, Invalidf("%s: tensor %q has shape %v of %s; permuting the experts needs %d rows, one for each expert",
-		shard.Path, name, tensor.Shape, tensor.DType, experts)
+		shard.Path, name, tensor.Shape, tensor.DType, lanes)
+}
+
+// expertNumbers returns the axis of a tensor whose values are expert numbers.
+func (c *Checkpoint) expertNumbers(name string) (Axis, bool, error) {
+	tensor, _ := c.Tensor(name)
+	bits := dtypeBits[tensor.DType]
+	if !slices.Contains([]DType{"U8", "I16", "U16", "I32", "U32", "I64", "U64"}, tensor.DType) || tensor.End-tensor.Begin > maxPackedBytes {
+		return Axis{}, false, Invalidf("%s: tensor %q has shape %v of %s; expert numbers need an integer type and at most %d bytes",
+			c.shardOf[name].Path, name, tensor.Shape, tensor.DType, maxPackedBytes)
+	}
+	return Axis{Bits: bits, Numbers: true}, true, nil
 }
 
 // awqOrder is the position of each of eight consecutive experts in a word of AWQ.

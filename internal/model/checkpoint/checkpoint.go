@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/semmoe/operator/internal/model/family"
 	"github.com/semmoe/operator/solver/modelconfig"
 )
 
@@ -50,15 +51,34 @@ type Checkpoint struct {
 	// shardOf maps each tensor to its file.
 	shardOf map[string]*File
 	digest  string
+	// noPlan is the reason why no plan can be made for the model. It is nil if a plan can be made.
+	noPlan *NoPlanError
 }
 
 // Open opens and validates the checkpoint in dir without loading any weight. It checks that the config can be parsed,
 // that the index and the shards contain the same tensors, and that the size of every shard matches its header.
-func Open(dir string) (*Checkpoint, error) { return open(dir, true) }
+func Open(dir string) (*Checkpoint, error) { return OpenAs(dir, "") }
 
-// open opens the checkpoint. Header texts take as much memory as the parsed headers, so they are kept only if
-// keepHeaders is true.
-func open(dir string, keepHeaders bool) (*Checkpoint, error) {
+// OpenAs opens a checkpoint that is laid out as a known model type. An empty layoutAs means the model's own type. The
+// checkpoint must then pass the strict checks of CheckPermutable.
+func OpenAs(dir, layoutAs string) (*Checkpoint, error) {
+	c, err := open(dir, layoutAs, true)
+	if err != nil || c.noPlan == nil {
+		return c, err
+	}
+	c.Close()
+	if layoutAs == "" && family.Lookup(c.noPlan.ModelType) == nil {
+		return nil, Invalidf("%s: %v; known are %s", dir, c.noPlan, strings.Join(family.Types(), ", "))
+	}
+	return nil, Invalidf("%s: %v", dir, c.noPlan)
+}
+
+// open opens the checkpoint, also if no plan can be made for the model. Header texts take as much memory as the parsed
+// headers, so they are kept only if keepHeaders is true.
+func open(dir, layoutAs string, keepHeaders bool) (*Checkpoint, error) {
+	if layoutAs != "" && family.Lookup(layoutAs) == nil {
+		return nil, Invalidf("layout %.64q is unknown: use one of %s", layoutAs, strings.Join(family.Types(), ", "))
+	}
 	info, err := os.Stat(dir)
 	if err != nil {
 		return nil, classify("model path", dir, err)
@@ -70,20 +90,74 @@ func open(dir string, keepHeaders bool) (*Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	config, err := ParseConfig(configText)
-	if err != nil {
+	config, err := parseConfig(configText, layoutAs)
+	noPlan, _ := errors.AsType[*NoPlanError](err)
+	if layoutAs != "" && noPlan == nil && IsInvalid(err) {
+		// The statement about the layout does not fit. Without it, the model may be served.
+		if _, own := parseConfig(configText, ""); !IsInvalid(own) || isNoPlan(own) {
+			noPlan = &NoPlanError{modelTypeOf(configText), fmt.Sprintf("the config is not that of a model laid out as %s: %v", layoutAs, err)}
+		}
+	}
+	if noPlan != nil {
+		config, noPlan.Reason = &Config{ModelType: noPlan.ModelType}, configFile+": "+noPlan.Reason
+	} else if err != nil {
 		return nil, Invalidf("%s: %v", filepath.Join(dir, configFile), err)
 	}
 	indexName, err := findIndex(dir)
 	if err != nil {
 		return nil, err
 	}
-	c := &Checkpoint{Dir: dir, Config: config, ConfigText: configText, IndexName: indexName, shardOf: map[string]*File{}}
+	c := &Checkpoint{Dir: dir, Config: config, ConfigText: configText, IndexName: indexName, shardOf: map[string]*File{}, noPlan: noPlan}
 	if err := c.openShards(keepHeaders); err != nil {
 		c.Close()
 		return nil, err
 	}
+	if layoutAs != "" && c.noPlan == nil {
+		c.checkLayoutAs()
+	}
 	return c, nil
+}
+
+// isNoPlan reports whether an error is a NoPlanError.
+func isNoPlan(err error) bool {
+	_, ok := errors.AsType[*NoPlanError](err)
+	return ok
+}
+
+// modelTypeOf returns model_type of a config.json, and an empty string if it cannot be read.
+func modelTypeOf(text []byte) string {
+	var config struct {
+		ModelType string `json:"model_type"`
+	}
+	_ = json.Unmarshal(modelconfig.Strict(text), &config)
+	return config.ModelType
+}
+
+// checkLayoutAs checks the user's statement about the layout. No plan is made for a checkpoint with a tensor that the
+// layout does not describe.
+func (c *Checkpoint) checkLayoutAs() {
+	if c.Config.layersFound {
+		c.Config.MoELayers = c.layersWithExperts()
+	}
+	err := c.CheckPermutable()
+	if err == nil && len(c.Config.MoELayers) == 0 {
+		err = Invalidf("no tensor belongs to an expert or a gate of this layout")
+	}
+	if err != nil {
+		c.noPlan = &NoPlanError{c.Config.ModelType, fmt.Sprintf("the checkpoint is not laid out as %s: %v", c.Config.LayoutAs, err)}
+	}
+}
+
+// layersWithExperts returns the hidden layers with tensors of experts or gates, in ascending order.
+func (c *Checkpoint) layersWithExperts() []int {
+	found := map[int]bool{}
+	for name := range c.shardOf {
+		part := c.Config.Classify(name)
+		if (part.Role == Expert || part.Role == Fused || part.Role == Gate) && part.Layer < c.Config.Layers {
+			found[part.Layer] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
 }
 
 // Close closes the shards.

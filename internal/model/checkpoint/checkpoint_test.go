@@ -235,7 +235,7 @@ func TestReportFitsTerminationMessage(t *testing.T) {
 	text, err := json.Marshal(Report{
 		Family: "deepseek_v3", Wrapper: strings.Repeat("\x00", maxWrapper), Layers: maxLayers, MoELayers: layers, Experts: 1 << 16, ExpertsPerToken: 1 << 16, Groups: 1 << 16, GroupsPerToken: 1 << 16,
 		Hidden: 1 << 20, Vocab: 1 << 24, DType: strings.Repeat("\x00", 32), Quantization: strings.Repeat("\x00", maxQuantization), Shards: 1 << 30, Bytes: 1 << 62, ModelDigest: strings.Repeat("f", 64),
-		Unpermutable: strings.Repeat("f", maxUnpermutable-2),
+		Unpermutable: strings.Repeat("f", maxReason-2),
 	})
 	if err != nil {
 		t.Fatal(err)

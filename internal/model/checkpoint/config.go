@@ -3,11 +3,13 @@ package checkpoint
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
+	"github.com/semmoe/operator/internal/model/family"
 	"github.com/semmoe/operator/solver/modelconfig"
 )
 
@@ -17,8 +19,11 @@ const maxLayers = 512
 
 // Config contains the fields of a model's config.json that the operator uses, regardless of their spelling in the file.
 type Config struct {
-	// ModelType is the model family, one of Families().
+	// ModelType is model_type of the language model.
 	ModelType string
+	// LayoutAs is the known model type whose layout the checkpoint has, as the user states. It is empty if the layout is
+	// that of ModelType.
+	LayoutAs string
 	// Wrapper is the model_type of the outermost multimodal wrapper, which determines the code that engines run. It is
 	// empty for a model without wrapper.
 	Wrapper string
@@ -27,8 +32,8 @@ type Config struct {
 	// MoELayers lists the model layer indices of the layers with routed experts, in ascending order.
 	MoELayers []int
 	// Experts is the number of routed experts of an MoE layer. ExpertsPerToken is the number of them that a token
-	// activates.
-	Experts, ExpertsPerToken int
+	// activates. ZeroExperts is the number of further rows of the gate, for experts without weights.
+	Experts, ExpertsPerToken, ZeroExperts int
 	// Groups and GroupsPerToken describe group-limited gates (n_group, topk_group). Both are 1 for other gates.
 	Groups, GroupsPerToken int
 	HiddenSize, VocabSize  int
@@ -43,31 +48,67 @@ type Config struct {
 	// Text is the JSON object that describes the language model: config.json itself, or the object inside a multimodal
 	// wrapper. Values of config.json that are not valid JSON are replaced by null (see modelconfig.Strict).
 	Text json.RawMessage
+	// layersFound reports that config.json contains no layer rule, and that the layers with tensors of experts are the
+	// MoE layers.
+	layersFound bool
 }
 
-// Families returns the supported model types, sorted.
-func Families() []string { return slices.Sorted(maps.Keys(families)) }
-
-// rawConfig contains both the old and the new spellings of transformers. Pointers distinguish absent fields from zero.
+// rawConfig contains the fields of config.json that describe an MoE model, in all spellings of known families. Pointers
+// distinguish absent fields from zero.
 type rawConfig struct {
-	ModelType       string          `json:"model_type"`
-	Layers          *int            `json:"num_hidden_layers"`
-	HiddenSize      *int            `json:"hidden_size"`
-	VocabSize       *int            `json:"vocab_size"`
-	NumExperts      *int            `json:"num_experts"`
-	NumLocalExperts *int            `json:"num_local_experts"`
-	RoutedExperts   *int            `json:"n_routed_experts"`
-	ExpertsPerToken *int            `json:"num_experts_per_tok"`
-	Groups          *int            `json:"n_group"`
-	GroupsPerToken  *int            `json:"topk_group"`
-	DenseFirst      *int            `json:"first_k_dense_replace"`
-	MoELayerFreq    json.RawMessage `json:"moe_layer_freq"`
-	DenseLayers     []int           `json:"mlp_only_layers"`
-	DecoderSparse   *int            `json:"decoder_sparse_step"`
-	DType           string          `json:"dtype"`
-	TorchDType      string          `json:"torch_dtype"`
-	Quantization    json.RawMessage `json:"quantization_config"`
-	TiedEmbeddings  bool            `json:"tie_word_embeddings"`
+	ModelType      string          `json:"model_type"`
+	Layers         *int            `json:"num_hidden_layers"`
+	DecoderLayers  *int            `json:"num_layers"` // LongCat
+	HiddenSize     *int            `json:"hidden_size"`
+	VocabSize      *int            `json:"vocab_size"`
+	DType          string          `json:"dtype"`
+	TorchDType     string          `json:"torch_dtype"`
+	Quantization   json.RawMessage `json:"quantization_config"`
+	TiedEmbeddings bool            `json:"tie_word_embeddings"`
+	ZeroExperts    *int            `json:"zero_expert_num"` // LongCat
+	expertCounts
+	layerRule
+}
+
+// expertCounts are the spellings of the number of experts, of experts per token, and of groups.
+type expertCounts struct {
+	NumLocalExperts    *uniform `json:"num_local_experts"`
+	NumExperts         *uniform `json:"num_experts"`
+	RoutedExperts      *uniform `json:"n_routed_experts"`
+	MoENumExperts      *uniform `json:"moe_num_experts"` // ERNIE, Step
+	ExpertsPerToken    *uniform `json:"num_experts_per_tok"`
+	ExpertsPerTokenAll *uniform `json:"num_experts_per_token"` // Kimi Linear
+	MoETopK            *uniform `json:"moe_topk"`              // Hunyuan, LongCat
+	MoETopK2           *uniform `json:"moe_top_k"`             // Step
+	MoEK               *uniform `json:"moe_k"`                 // ERNIE
+	TopKExperts        *uniform `json:"top_k_experts"`         // Gemma
+	Groups             *int     `json:"n_group"`
+	ExpertGroups       *int     `json:"num_expert_group"` // Kimi Linear
+	GroupsPerToken     *int     `json:"topk_group"`
+}
+
+// uniform is a number, or a list with the same number for each layer.
+type uniform int
+
+// UnmarshalJSON returns an error for a list of different numbers.
+func (u *uniform) UnmarshalJSON(text []byte) error {
+	var list []int
+	if json.Unmarshal(text, &list) != nil {
+		return json.Unmarshal(text, (*int)(u))
+	}
+	if len(list) == 0 || slices.Min(list) != slices.Max(list) {
+		return fmt.Errorf("a list of different numbers (%.100s): layers with different numbers of experts are not supported", text)
+	}
+	*u = uniform(list[0])
+	return nil
+}
+
+func (c expertCounts) experts() *int {
+	return (*int)(cmp.Or(c.NumLocalExperts, c.NumExperts, c.RoutedExperts, c.MoENumExperts))
+}
+
+func (c expertCounts) perToken() *int {
+	return (*int)(cmp.Or(c.ExpertsPerToken, c.ExpertsPerTokenAll, c.MoETopK, c.MoETopK2, c.MoEK, c.TopKExperts))
 }
 
 // quantization is the part of quantization_config that describes the format of the weights.
@@ -112,17 +153,31 @@ func (q quantization) format() string {
 	return format
 }
 
-// ParseConfig parses a config.json. Errors are *InvalidError.
-func ParseConfig(text []byte) (*Config, error) {
+// ParseConfig parses the config.json of a model of a known family. Errors are *InvalidError. An error for which the
+// model can be served nevertheless wraps *NoPlanError.
+func ParseConfig(text []byte) (*Config, error) { return parseConfig(text, "") }
+
+// parseConfig parses a config.json. layoutAs is the model type whose layout the checkpoint has; it is empty if that is
+// the model's own type.
+func parseConfig(text []byte, layoutAs string) (*Config, error) {
 	text = modelconfig.Strict(text)
 	var raw rawConfig
 	if err := json.Unmarshal(text, &raw); err != nil {
+		// A field of an unknown model type may have any form.
+		var wrong *json.UnmarshalTypeError
+		if errors.As(err, &wrong) && wrong.Field != "" && family.Lookup(raw.ModelType) == nil {
+			return nil, &NoPlanError{raw.ModelType, fmt.Sprintf("model_type %.*q is not a known MoE family: %v", maxWrapper, raw.ModelType, err)}
+		}
 		return nil, Invalidf("not a valid model config: %v", err)
 	}
 	name, wrapped := modelconfig.Inner(text)
-	if _, known := families[raw.ModelType]; !known && wrapped != nil {
+	described := family.Lookup(raw.ModelType) != nil || layoutAs != "" && raw.experts() != nil
+	if !described && wrapped != nil {
 		// A multimodal wrapper: its model_type names the wrapper, and the config of the language model is inside.
-		inner, err := ParseConfig(wrapped)
+		inner, err := parseConfig(wrapped, layoutAs)
+		if noPlan, ok := errors.AsType[*NoPlanError](err); ok {
+			return nil, &NoPlanError{cmp.Or(raw.ModelType, noPlan.ModelType), fmt.Sprintf("%s: %s", name, noPlan.Reason)}
+		}
 		if err != nil {
 			return nil, Invalidf("%s: %v", name, err)
 		}
@@ -137,22 +192,23 @@ func ParseConfig(text []byte) (*Config, error) {
 		inner.Quantization = cmp.Or(inner.Quantization, quantizationOf(raw.Quantization))
 		return inner, nil
 	}
-	return raw.config(text)
+	return raw.config(text, layoutAs)
 }
 
-func (r rawConfig) config(text []byte) (*Config, error) {
-	family, ok := families[r.ModelType]
-	if !ok {
-		return nil, Invalidf("model_type %q is not a supported MoE family; supported: %s", r.ModelType, strings.Join(Families(), ", "))
+func (r rawConfig) config(text []byte, layoutAs string) (*Config, error) {
+	known := family.Lookup(cmp.Or(layoutAs, r.ModelType))
+	if known == nil {
+		return nil, &NoPlanError{r.ModelType, fmt.Sprintf("model_type %.*q is not a known MoE family", maxWrapper, r.ModelType)}
 	}
-	experts := cmp.Or(r.NumLocalExperts, r.NumExperts, r.RoutedExperts)
+	experts := r.experts()
 	if experts == nil {
-		return nil, Invalidf("not an MoE model: none of num_local_experts, num_experts and n_routed_experts is set")
+		return nil, &NoPlanError{r.ModelType, fmt.Sprintf("model_type %s: no field of the config contains the number of experts (num_local_experts, num_experts, n_routed_experts or moe_num_experts)", r.ModelType)}
 	}
 	c := &Config{
-		ModelType: r.ModelType, Experts: *experts,
-		Groups: orElse(r.Groups, family.groups()), GroupsPerToken: orElse(r.GroupsPerToken, family.groupsPerToken()),
-		DType: cmp.Or(r.DType, r.TorchDType), Quantization: quantizationOf(r.Quantization),
+		ModelType: r.ModelType, LayoutAs: layoutAs, Experts: *experts, ZeroExperts: orElse(r.ZeroExperts, 0),
+		Groups:         max(orElse(cmp.Or(r.Groups, r.ExpertGroups), known.Groups), 1),
+		GroupsPerToken: max(orElse(r.GroupsPerToken, known.GroupsPerToken), 1),
+		DType:          cmp.Or(r.DType, r.TorchDType), Quantization: quantizationOf(r.Quantization),
 		TiedEmbeddings: r.TiedEmbeddings, Text: text,
 	}
 	for _, field := range []struct {
@@ -161,10 +217,10 @@ func (r rawConfig) config(text []byte) (*Config, error) {
 		bound int
 		into  *int
 	}{
-		{"num_hidden_layers", r.Layers, maxLayers, &c.Layers},
+		{"num_hidden_layers", cmp.Or(r.Layers, r.DecoderLayers, r.patternLayers()), maxLayers, &c.Layers},
 		{"hidden_size", r.HiddenSize, 1 << 20, &c.HiddenSize},
 		{"vocab_size", r.VocabSize, 1 << 24, &c.VocabSize},
-		{"num_experts_per_tok", r.ExpertsPerToken, c.Experts, &c.ExpertsPerToken},
+		{"num_experts_per_tok", r.perToken(), c.Experts, &c.ExpertsPerToken},
 		{"the number of experts", experts, 1 << 16, &c.Experts},
 	} {
 		if field.value == nil {
@@ -175,14 +231,19 @@ func (r rawConfig) config(text []byte) (*Config, error) {
 		}
 		*field.into = *field.value
 	}
+	if c.ZeroExperts < 0 || c.ZeroExperts > 1<<16 {
+		return nil, Invalidf("zero_expert_num is %d; allowed is 0 to %d", c.ZeroExperts, 1<<16)
+	}
 	if err := c.checkGroups(); err != nil {
 		return nil, err
 	}
-	if err := r.checkLayerRule(); err != nil {
+	var err error
+	if c.MoELayers, err = r.moeLayers(c.Layers, known); err != nil {
 		return nil, err
 	}
-	if c.MoELayers = family.moeLayers(r); len(c.MoELayers) == 0 {
-		return nil, Invalidf("not an MoE model: its config declares all %d layers dense", c.Layers)
+	c.layersFound = layoutAs != "" && !r.describesLayers()
+	if len(c.MoELayers) == 0 {
+		return nil, &NoPlanError{r.ModelType, fmt.Sprintf("not an MoE model: its config declares all %d layers dense", c.Layers)}
 	}
 	if len(c.DType) > 32 {
 		return nil, Invalidf("dtype %.32q… is not an element type", c.DType)
@@ -198,59 +259,6 @@ func (c *Config) checkGroups() error {
 		return Invalidf("topk_group is %d; allowed is 1 to n_group = %d", c.GroupsPerToken, c.Groups)
 	}
 	return nil
-}
-
-// checkLayerRule validates the layer rules, so that the functions below neither divide by zero nor read flags of other
-// layers.
-func (r rawConfig) checkLayerRule() error {
-	if step := orElse(r.DecoderSparse, 1); step < 1 {
-		return Invalidf("decoder_sparse_step is %d; it must be at least 1", step)
-	}
-	step, flags, err := r.frequency()
-	switch {
-	case err != nil || flags != nil && len(flags) != *r.Layers:
-		return Invalidf("moe_layer_freq is %.100s; it must be a number, or one 0 or 1 for each of %d layers", r.MoELayerFreq, *r.Layers)
-	case step < 1:
-		return Invalidf("moe_layer_freq is %d; it must be at least 1", step)
-	}
-	return nil
-}
-
-// frequency parses moe_layer_freq: a step, or one flag per layer. The trace package parses the same field in the same
-// way. Without the field, the step is 1.
-func (r rawConfig) frequency() (step int, flags []int, err error) {
-	step = 1
-	if len(r.MoELayerFreq) > 0 && json.Unmarshal(r.MoELayerFreq, &step) != nil {
-		step, err = 1, json.Unmarshal(r.MoELayerFreq, &flags)
-	}
-	return step, flags, err
-}
-
-// sparseStepLayers implements the layer rule of Qwen.
-func sparseStepLayers(r rawConfig) []int {
-	step := orElse(r.DecoderSparse, 1)
-	return layersWhere(*r.Layers, func(l int) bool { return !slices.Contains(r.DenseLayers, l) && (l+1)%step == 0 })
-}
-
-// layersAfterDense implements the layer rule of DeepSeek. It requires checkLayerRule.
-func layersAfterDense(r rawConfig) []int {
-	first := orElse(r.DenseFirst, 0)
-	step, flags, _ := r.frequency()
-	return layersWhere(*r.Layers, func(l int) bool { return l >= first && l%step == 0 && (flags == nil || flags[l] != 0) })
-}
-
-func allLayers(r rawConfig) []int {
-	return layersWhere(*r.Layers, func(int) bool { return true })
-}
-
-func layersWhere(layers int, isMoE func(int) bool) []int {
-	var list []int
-	for l := range layers {
-		if isMoE(l) {
-			list = append(list, l)
-		}
-	}
-	return list
 }
 
 // CheckExpertParallelSize requires that the routed experts can be divided evenly among size ranks. The error lists the

@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -94,7 +95,7 @@ func TestParseConfigFamilies(t *testing.T) {
 				t.Errorf("the text is not JSON: %s", got.Text)
 			}
 			test.want.HiddenSize, test.want.VocabSize = 64, 512
-			if diff := cmp.Diff(&test.want, got, cmpopts.IgnoreFields(Config{}, "Text")); diff != "" {
+			if diff := cmp.Diff(&test.want, got, cmpopts.IgnoreFields(Config{}, "Text"), cmpopts.IgnoreUnexported(Config{})); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -107,8 +108,8 @@ func TestParseConfigRefuses(t *testing.T) {
 	}
 	for name, test := range map[string]struct{ text, want string }{
 		"not JSON":                 {`{`, "not a valid model config"},
-		"unknown family":           {`{"model_type":"llama"}`, "supported: deepseek_v2, deepseek_v3, glm4_moe, gpt_oss, kimi_k2, mixtral, olmoe, qwen2_moe, qwen3_moe"},
-		"no experts":               {`{"model_type":"mixtral"}`, "num_local_experts, num_experts and n_routed_experts"},
+		"unknown family":           {`{"model_type":"llama"}`, `model_type "llama" is not a known MoE family`},
+		"no experts":               {`{"model_type":"mixtral"}`, "num_local_experts, num_experts, n_routed_experts or moe_num_experts"},
 		"missing vocabulary":       {`{"model_type":"mixtral","num_hidden_layers":2,"num_local_experts":8,"hidden_size":4}`, "vocab_size is missing"},
 		"top-k above experts":      {qwen(`"num_experts_per_tok":9`), "num_experts_per_tok is 9; allowed is 1 to 8"},
 		"too many layers":          {qwen(`"num_hidden_layers":100000`), "num_hidden_layers is 100000; allowed is 1 to 512"},
@@ -130,6 +131,35 @@ func TestParseConfigRefuses(t *testing.T) {
 				t.Fatalf("got %v, want an invalid error with %q", err, test.want)
 			}
 		})
+	}
+}
+
+// TestServedWithoutPlan checks that a model is valid whose config the operator does not understand.
+func TestServedWithoutPlan(t *testing.T) {
+	for text, want := range map[string]struct{ layoutAs, reason string }{
+		`{"model_type":"llama"}`: {"", `model_type "llama" is not a known MoE family`},
+		`{"model_type":"qwen9","num_experts":"many","moe_layers":{"a":1}}`: {"", `model_type "qwen9" is not a known MoE family`},
+		`{"model_type":"qwen9","num_experts":8,"hidden_size":4}`:           {"qwen3_moe", "num_hidden_layers is missing"},
+		`{"model_type":"qwen9_vl","text_config":{"model_type":"qwen9"}}`:   {"", `text_config: model_type "qwen9"`},
+		`{"model_type":"mixtral"}`:                                         {"", "no field of the config contains the number of experts"},
+		`{"model_type":"gemma4","text_config":{"model_type":"gemma4_text","num_hidden_layers":2,"num_experts":8,"top_k_experts":2,"hidden_size":4,"vocab_size":9}}`: {"", "declares all 2 layers dense"},
+	} {
+		dir := t.TempDir()
+		writeFile(t, filepath.Join(dir, configFile), []byte(text))
+		writeFile(t, filepath.Join(dir, singleShardFile), safetensorsBytes(`{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`, make([]byte, 4)))
+		report, err := InspectAs(dir, want.layoutAs)
+		if err != nil || !strings.Contains(report.Unprofilable, want.reason) || report.Unmappable == "" || report.Unpermutable == "" || report.Shards != 1 || report.ModelDigest == "" {
+			t.Errorf("%s: report %+v, error %v", text, report, err)
+		}
+		if encoded, err := json.Marshal(report); err != nil || len(encoded) > 4096 {
+			t.Errorf("%s: report of %d bytes, error %v", text, len(encoded), err)
+		}
+		if err := report.CheckExpertParallelSize(7); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+		if _, err := OpenAs(dir, want.layoutAs); !IsInvalid(err) {
+			t.Errorf("%s: opened for a plan, error %v", text, err)
+		}
 	}
 }
 

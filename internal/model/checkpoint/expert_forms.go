@@ -18,10 +18,10 @@ func (c *Checkpoint) checkExpertForms(l *MoELayer) error {
 		forms[form] = append(forms[form], expert)
 	}
 	usual := slices.MaxFunc(slices.Sorted(maps.Keys(forms)), func(a, b string) int { return len(forms[a]) - len(forms[b]) })
-	f := families[c.Config.ModelType]
+	f := c.Config.family()
 	for _, form := range slices.Sorted(maps.Keys(forms)) {
 		names, first := strings.Fields(form), forms[form][0]
-		if name := f.missingProjection(names); name != "" {
+		if name := missingProjection(f, names); name != "" {
 			// The tensor is named as in the form of the other experts.
 			for _, other := range strings.Fields(usual) {
 				if isProjection(other, strings.TrimSuffix(name, ".weight")) {
@@ -68,7 +68,7 @@ func (c *Checkpoint) otherForm(l *MoELayer, expert, usual int) error {
 		return c.missing(l, name(expert, lacking[0])[len(l.block):])
 	}
 	return Invalidf("%s: expert %d of layer %d is stored in another form (%s) than expert %d (%s): to permute the experts, a configuration file must name it in full, as in %q",
-		c.listing(), expert, l.Layer, strings.Join(has, ", "), usual, strings.Join(wanted, ", "), name(expert, families[c.Config.ModelType].projections[0]))
+		c.listing(), expert, l.Layer, strings.Join(has, ", "), usual, strings.Join(wanted, ", "), name(expert, c.Config.family().Projections[0]))
 }
 
 // quantizationFiles lists the files other than config.json that name quantised modules.

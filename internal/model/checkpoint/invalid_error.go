@@ -18,11 +18,22 @@ func Invalidf(format string, args ...any) error {
 	return &InvalidError{msg: fmt.Sprintf(format, args...)}
 }
 
-// IsInvalid reports whether err is, or wraps, an *InvalidError.
+// IsInvalid reports whether err is, or wraps, an *InvalidError or a *NoPlanError.
 func IsInvalid(err error) bool {
 	var invalid *InvalidError
-	return errors.As(err, &invalid)
+	var noPlan *NoPlanError
+	return errors.As(err, &invalid) || errors.As(err, &noPlan)
 }
+
+// NoPlanError is the reason why no plan can be made for a model, although the model can be served. It is an error of the
+// request for a plan only.
+type NoPlanError struct {
+	// ModelType is model_type in config.json, of the wrapper if there is one.
+	ModelType string
+	Reason    string
+}
+
+func (e *NoPlanError) Error() string { return e.Reason }
 
 // classify turns permanent file system errors (missing, not readable, not a directory) into an *InvalidError that
 // states what to do. Other errors, such as a failing network volume, are wrapped unchanged.

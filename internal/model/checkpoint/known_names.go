@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/semmoe/operator/internal/model/family"
 	"github.com/semmoe/operator/solver/modelconfig"
 )
 
@@ -26,9 +27,9 @@ var tensorSuffix = regexp.MustCompile(`^(?:[._](?:weight|bias|blocks|scales?(?:_
 
 // isOfExpert reports whether a tensor belongs only to the expert with the number before the name. Another number in the
 // name could be that of another expert.
-func (f family) isOfExpert(name string) bool {
+func isOfExpert(f *family.Family, name string) bool {
 	module, rest, _ := strings.Cut(name, ".")
-	for _, projection := range f.projections {
+	for _, projection := range f.Projections {
 		if suffix, ok := strings.CutPrefix(module, projection); ok && tensorSuffix.MatchString(suffix) {
 			return !modelconfig.RelatesToExperts(rest) && !hasNumber(rest)
 		}
@@ -48,49 +49,48 @@ func hasNumber(name string) bool {
 	return false
 }
 
-// fusedModules lists the projections that contain all experts of a layer in one tensor, with the experts in dimension
-// 0.
+// fusedModules lists the projections that contain all experts of a layer in one tensor of "experts", with the experts in
+// dimension 0.
 var fusedModules = []string{"gate_up_proj", "down_proj", "gate_proj", "up_proj"}
 
-// isFused reports whether the part of a name after "experts." denotes a tensor with all experts of a layer.
-func (f family) isFused(name string) bool {
-	return name == "" || slices.ContainsFunc(slices.Concat(fusedModules, f.projections), func(module string) bool {
+// isFused reports whether a name in the block denotes a tensor with all experts of a layer.
+func isFused(f *family.Family, name string) bool {
+	modules := slices.Concat(f.Fused...)
+	if f.FusedIn != "" {
+		var inside bool
+		if name, inside = strings.CutPrefix(name, f.FusedIn); !inside || name == "" {
+			return inside
+		}
+		if name, inside = strings.CutPrefix(name, "."); !inside {
+			return false
+		}
+		modules = append(modules, slices.Concat(fusedModules, f.Projections)...)
+	}
+	return slices.ContainsFunc(modules, func(module string) bool {
 		suffix, ok := strings.CutPrefix(name, module)
 		return ok && tensorSuffix.MatchString(suffix)
 	})
 }
 
-// layerModules lists the modules of a layer other than its MoE block and its norms. The last four belong to multi-token
-// prediction.
-var layerModules = []string{"self_attn", "linear_attn", "rotary_emb", "eh_proj", "embed_tokens", "shared_head", "final_layernorm"}
-
 // independentInLayer reports whether a tensor of a layer, outside of its MoE block, is known to be independent of the
 // order of the experts.
 func (c *Config) independentInLayer(name string) bool {
 	module, rest, _ := strings.Cut(name, ".")
-	f := families[c.ModelType]
+	f := c.family()
 	switch {
-	case modelconfig.RelatesToExperts(name) && module != f.block, modelconfig.RelatesToExperts(rest):
+	case modelconfig.RelatesToExperts(rest):
 		return false
-	case module == f.block || module == "mlp": // the dense FFN of a layer without experts
+	case slices.Contains(family.LayerModules, module):
+		return true
+	case module == f.Block || module == "mlp": // the dense FFN of a layer without experts
 		projection, _, _ := strings.Cut(rest, ".")
-		return slices.Contains(slices.Concat(llamaProjections, []string{"gate_up_proj"}), projection)
+		return slices.Contains(ffnProjections, projection) || slices.Contains(f.Projections, projection) || slices.Contains(f.Dense, projection)
 	}
-	return strings.HasSuffix(module, "norm") || slices.Contains(layerModules, module)
+	return strings.HasSuffix(module, "norm") && !modelconfig.RelatesToExperts(module)
 }
 
-var (
-	// rootModules lists the modules of a language model other than its layers.
-	rootModules = []string{"embed_tokens", "norm", "lm_head", "rotary_emb", "score"}
-	// otherModels lists modules of encoders, speech models and multi-token prediction: separate models next to the
-	// language model.
-	otherModels = []string{
-		"visual", "vision", "vision_tower", "vision_model", "vision_encoder", "audio_tower", "multi_modal_projector", "mm_projector", "projector", "mlp1",
-		"aligner", "image_newline", "view_seperator", "view_separator", "resampler", "talker", "code2wav", "token2wav", "mtp",
-	}
-	// rootPrefixes lists modules that only contain other modules.
-	rootPrefixes = []string{"model", "language_model", "language", "thinker"}
-)
+// ffnProjections are the linear maps of a dense FFN.
+var ffnProjections = []string{"gate_proj", "up_proj", "down_proj", "gate_up_proj"}
 
 // Independent reports whether a tensor is known, by its name, to be independent of the order of the experts. The name
 // is that of a causal language model, as in adapters.
@@ -112,11 +112,11 @@ func (c *Config) independent(name, root string) bool {
 	for {
 		module, below, _ := strings.Cut(rest, ".")
 		switch {
-		case slices.Contains(otherModels, module):
+		case slices.Contains(family.OtherModels, module):
 			return true
-		case slices.Contains(rootModules, module):
+		case slices.Contains(family.RootModules, module):
 			return !modelconfig.RelatesToExperts(rest)
-		case slices.Contains(rootPrefixes, module):
+		case slices.Contains(family.RootPrefixes, module):
 			rest = below
 			continue
 		}

@@ -84,7 +84,7 @@ func (c *Checkpoint) addPart(l *MoELayer, part Part, name string) error {
 		l.Gate = append(l.Gate, name)
 	case part.Role == Fused:
 		l.Fused = append(l.Fused, name)
-	case part.Role == Expert && families[c.Config.ModelType].isOfExpert(part.Name):
+	case part.Role == Expert && isOfExpert(c.Config.family(), part.Name):
 		if part.Expert >= c.Config.Experts {
 			return Invalidf("tensor %q: %s declares only %d experts per layer, 0 to %d", name, configFile, c.Config.Experts, c.Config.Experts-1)
 		}
@@ -100,24 +100,24 @@ func (c *Checkpoint) addPart(l *MoELayer, part Part, name string) error {
 
 // checkComplete requires the gate, and either all projections of every expert of the layer or the fused tensors.
 func (c *Checkpoint) checkComplete(l *MoELayer) error {
-	f := families[c.Config.ModelType]
+	f := c.Config.family()
 	if len(l.experts) == 0 {
 		var names []string
 		for _, name := range l.Fused {
 			names = append(names, c.Config.Classify(name).Name)
 		}
-		if name := f.missingFused(names); name != "" && len(l.Fused) > 0 {
-			return c.missing(l, "experts."+name)
-		} else if name != "" && len(l.Unrecognised) > 0 {
+		if name := missingFused(f, names); name != "" && len(l.Unrecognised) > 0 && len(l.Fused) == 0 {
 			return c.unrecognised(l.Unrecognised[0])
+		} else if name != "" && len(l.Fused) == 0 && len(f.Projections) > 0 {
+			return c.missing(l, "experts.0."+f.Projections[0]+".weight")
 		} else if name != "" {
-			return c.missing(l, "experts.0."+f.projections[0]+".weight")
+			return c.missing(l, name)
 		}
 	} else if err := c.checkExpertForms(l); err != nil {
 		return err
 	}
-	if gate := l.block + f.gate + ".weight"; !c.hasGateWeight(l, gate) {
-		return c.missing(l, f.gate+".weight")
+	if gate := l.block + f.Gate + ".weight"; !c.hasGateWeight(l, gate) {
+		return c.missing(l, f.Gate+".weight")
 	}
 	return nil
 }
@@ -186,7 +186,7 @@ func (c *Checkpoint) CheckOutside(layers map[int]*MoELayer, predicting []int) er
 			layer, _, rest := c.Config.cutLayer(name)
 			switch {
 			case layer >= c.Config.Layers && !slices.Contains(predicting, layer):
-			case layer >= 0 && layers[layer] != nil && strings.HasPrefix(name, layers[layer].block):
+			case layer >= 0 && layers[layer] != nil && c.Config.Classify(name).Role != Other: // ExpertAxes checks the block
 			case layer >= 0 && !c.Config.independentInLayer(rest), layer < 0 && !c.Config.independent(name, root):
 				return c.unrecognised(name)
 			}

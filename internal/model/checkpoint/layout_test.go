@@ -30,12 +30,12 @@ func TestClassify(t *testing.T) {
 		{"deepseek_v3", "model.layers.61.mlp.experts.255.down_proj.weight_scale_inv", Part{Role: Expert, Layer: 61, Expert: 255, Name: "down_proj.weight_scale_inv"}},
 		{"deepseek_v3", "model.layers.4.mlp.shared_experts.up_proj.weight", Part{Role: Shared, Layer: 4, Name: "shared_experts.up_proj.weight"}},
 		{"qwen3_next", "mtp.layers.0.mlp.experts.2.up_proj.weight", Part{Role: Expert, Layer: 8, Expert: 2, Name: "up_proj.weight"}},
-		{"qwen3_vl_moe_text", "model.language_model.layers.5.mlp.experts.gate_up_proj", Part{Role: Fused, Layer: 5, Name: "gate_up_proj"}},
+		{"qwen3_vl_moe_text", "model.language_model.layers.5.mlp.experts.gate_up_proj", Part{Role: Fused, Layer: 5, Name: "experts.gate_up_proj"}},
 		{"kimi_k2", "language_model.model.layers.5.mlp.gate.weight", Part{Role: Gate, Layer: 5, Name: "weight"}},
 		{"deepseek_v2", "language.model.layers.5.mlp.gate.weight", Part{Role: Gate, Layer: 5, Name: "weight"}},
 		{"mixtral", "model.layers.1.block_sparse_moe.experts.7.w2.weight", Part{Role: Expert, Layer: 1, Expert: 7, Name: "w2.weight"}},
 		{"mixtral", "model.layers.1.mlp.experts.7.w2.weight", Part{}},
-		{"gpt_oss", "model.layers.1.mlp.experts.down_proj_blocks", Part{Role: Fused, Layer: 1, Name: "down_proj_blocks"}},
+		{"gpt_oss", "model.layers.1.mlp.experts.down_proj_blocks", Part{Role: Fused, Layer: 1, Name: "experts.down_proj_blocks"}},
 		{"gpt_oss", "model.layers.1.mlp.router.bias", Part{Role: Gate, Layer: 1, Name: "bias"}},
 	} {
 		c := &Config{ModelType: test.modelType, Layers: 8}

@@ -26,7 +26,7 @@ func writeHeaders(t testing.TB, layers, experts, shards int, suffixes ...string)
 		prefix := fmt.Sprintf("model.layers.%d.", layer)
 		add(prefix + "mlp.gate.weight")
 		for expert := range experts {
-			for _, projection := range llamaProjections {
+			for _, projection := range []string{"gate_proj", "up_proj", "down_proj"} {
 				for _, suffix := range suffixes {
 					add(fmt.Sprintf("%smlp.experts.%d.%s.%s", prefix, expert, projection, suffix))
 				}
@@ -76,7 +76,7 @@ func TestInspectMemory(t *testing.T) {
 		return stats.HeapAlloc
 	}
 	before := heap()
-	c, err := open(dir, false)
+	c, err := open(dir, "", false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -71,7 +71,7 @@ func TestUnpermutable(t *testing.T) {
 		if got := report.Unpermutable; (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
-		if text, err := json.Marshal(report.Unpermutable); err != nil || len(text) > maxUnpermutable {
+		if text, err := json.Marshal(report.Unpermutable); err != nil || len(text) > maxReason {
 			t.Errorf("%s: %d bytes, error %v", name, len(text), err)
 		}
 	}

@@ -22,7 +22,7 @@ type tensor struct {
 	data  []byte
 }
 
-var elementBytes = map[checkpoint.DType]int64{"F32": 4, "BF16": 2, "F8_E4M3": 1, "F8_E4M3FNUZ": 1, "U8": 1, "I32": 4, "I64": 8, "F16": 2}
+var elementBytes = map[checkpoint.DType]int64{"F32": 4, "BF16": 2, "F8_E4M3": 1, "F8_E4M3FNUZ": 1, "U8": 1, "I32": 4, "I64": 8, "F16": 2, "I8": 1, "F8_E8M0": 1}
 
 // model is a small checkpoint of a family, with random bytes.
 type model struct {
@@ -144,7 +144,13 @@ func writeFile(t *testing.T, path string, content []byte) {
 // readAll reads every tensor of a checkpoint.
 func readAll(t *testing.T, dir string) map[string]tensor {
 	t.Helper()
-	c, err := checkpoint.Open(dir)
+	return readAllAs(t, dir, "")
+}
+
+// readAllAs reads every tensor of a checkpoint with the layout of another model type.
+func readAllAs(t *testing.T, dir, layoutAs string) map[string]tensor {
+	t.Helper()
+	c, err := checkpoint.OpenAs(dir, layoutAs)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,10 @@
 package reshuffle
 
-import "github.com/semmoe/operator/internal/model/checkpoint"
+import (
+	"slices"
+
+	"github.com/semmoe/operator/internal/model/checkpoint"
+)
 
 // mapping maps each tensor of the output to its source.
 type mapping struct {
@@ -48,7 +52,7 @@ func newMapping(c *checkpoint.Checkpoint, p *Permutation) (*mapping, error) {
 		}
 		m.toOld[layer.Layer], m.toNew[layer.Layer] = layer.NewToOld, invert(layer.NewToOld)
 		for name, axis := range axes {
-			m.gathered[name] = gathered{axis, layer.NewToOld}
+			m.gathered[name] = gathered{axis, withFixed(layer.NewToOld, axis.Fixed)}
 		}
 		if layer.Layer >= c.Config.Layers {
 			predicting = append(predicting, layer.Layer)
@@ -58,6 +62,18 @@ func newMapping(c *checkpoint.Checkpoint, p *Permutation) (*mapping, error) {
 		return m, nil
 	}
 	return m, c.CheckOutside(layers, predicting)
+}
+
+// withFixed returns a permutation of rows, the last of which do not move.
+func withFixed(newToOld []int, fixed int) []int {
+	if fixed == 0 {
+		return newToOld
+	}
+	rows := slices.Clone(newToOld)
+	for range fixed {
+		rows = append(rows, len(rows))
+	}
+	return rows
 }
 
 // newName returns the output name of an input tensor or module.

@@ -28,6 +28,8 @@ const DefaultParallel = 4
 type Options struct {
 	// Model is the directory of the checkpoint. It is only read.
 	Model string
+	// LayoutAs is the known model type whose layout the checkpoint has. It is empty if that is its own type.
+	LayoutAs string
 	// Permutation is the order of the experts.
 	Permutation *Permutation
 	// Out is the output directory. It must not exist, be empty, or be the output of a run with the same model and
@@ -148,7 +150,7 @@ func newJob(ctx context.Context, o Options) (*job, error) {
 	if j.out, err = checkDisjoint(o.Model, o.Out); err != nil {
 		return nil, err
 	}
-	if j.source, err = checkpoint.Open(o.Model); err != nil {
+	if j.source, err = checkpoint.OpenAs(o.Model, o.LayoutAs); err != nil {
 		return nil, err
 	}
 	if err := j.prepare(ctx); err != nil {
@@ -398,7 +400,7 @@ func createStagingDir(path string) error {
 // finish completes the manifest of a filled staging directory and renames the directory to the output.
 func (j *job) finish(staging string, manifest *Manifest) error {
 	j.close() // releases the memory of the input's headers before the output's are read
-	report, err := checkpoint.Inspect(staging)
+	report, err := checkpoint.InspectAs(staging, j.LayoutAs)
 	if err != nil {
 		return fmt.Errorf("failed to inspect the output: %w", err)
 	}

@@ -1,0 +1,54 @@
+package family
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+)
+
+// Document returns the table of families for docs/model-families.md.
+func Document() string {
+	var text strings.Builder
+	text.WriteString("| model type | gate | experts | SGLang map | micro-batches | TensorRT-LLM map | layout read in |\n| --- | --- | --- | --- | --- | --- | --- |\n")
+	for i := range All {
+		f := &All[i]
+		fmt.Fprintf(&text, "| `%s` | `%s` | %s | %s | %s | %s | %s |\n", f.Type, join(f.Block, f.Gate), f.expertsText(),
+			cmp.Or(f.SGLang.mapText(), "no"), cmp.Or(f.SGLang.MicroBatches, "no"), cmp.Or(f.TensorRTLLMMap, "no"), f.Source)
+	}
+	return text.String()
+}
+
+func (s SGLang) mapText() string {
+	if s.MapWithoutEffect {
+		return s.ReadsMap + ", without effect"
+	}
+	return s.ReadsMap
+}
+
+// expertsText describes the tensors of experts.
+func (f *Family) expertsText() string {
+	var forms []string
+	if len(f.Projections) > 0 {
+		forms = append(forms, fmt.Sprintf("`%s`: %s", join(f.Block, "experts.N"), strings.Join(f.Projections, ", ")))
+	}
+	var fused []string
+	for _, spellings := range f.Fused {
+		fused = append(fused, spellings[0])
+	}
+	if path := join(f.Block, f.FusedIn); len(f.Projections) == 0 {
+		forms = append(forms, fmt.Sprintf("`%s`: %s of all experts", path, strings.Join(fused, ", ")))
+	} else {
+		forms = append(forms, "or fused")
+	}
+	return strings.Join(forms, "; ")
+}
+
+func join(parts ...string) string {
+	var named []string
+	for _, part := range parts {
+		if part != "" {
+			named = append(named, part)
+		}
+	}
+	return strings.Join(named, ".")
+}

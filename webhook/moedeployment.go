@@ -65,7 +65,10 @@ func foundIn(moed *semmoev1.MoEDeployment) checkpoint.Report {
 	if model == nil {
 		return checkpoint.Report{}
 	}
-	return checkpoint.Report{Family: model.Family, Experts: int(model.Experts), ExpertsPerToken: int(model.ExpertsPerToken)}
+	return checkpoint.Report{
+		Family: model.Family, Experts: int(model.Experts), ExpertsPerToken: int(model.ExpertsPerToken),
+		Unprofilable: model.Unprofilable, Unmappable: model.Unmappable, Unpermutable: model.Unpermutable,
+	}
 }
 
 // replacing removes the model from the status if it is not the model of the spec. In an update the status is from the
@@ -175,21 +178,21 @@ func (m *moeDeployments) warn(ctx context.Context, moed *semmoev1.MoEDeployment)
 // devices of the engine.
 func (m *moeDeployments) foresee(ctx context.Context, moed *semmoev1.MoEDeployment) []string {
 	var warnings []string
-	for _, finding := range planner.Foresee(moed, checkpoint.Report{Family: m.family(ctx, moed)}, revisions.Release(moed, nil)) {
+	for _, finding := range planner.Foresee(moed, m.inspected(ctx, moed), revisions.Release(moed, nil)) {
 		warnings = append(warnings, finding.Reason+": "+finding.Message)
 	}
 	return warnings
 }
 
-// family returns the family of the model that the stored object was inspected with. It returns the empty string before
-// the inspection, and if the spec has another model now.
-func (m *moeDeployments) family(ctx context.Context, moed *semmoev1.MoEDeployment) string {
+// inspected returns the model that the stored object was inspected with. It returns the zero value before the inspection,
+// and if the spec has another model now.
+func (m *moeDeployments) inspected(ctx context.Context, moed *semmoev1.MoEDeployment) checkpoint.Report {
 	stored := &semmoev1.MoEDeployment{}
 	err := m.Get(ctx, client.ObjectKeyFromObject(moed), stored)
 	if err != nil || stored.Status.Model == nil || !equality.Semantic.DeepEqual(stored.Spec.Model, moed.Spec.Model) {
-		return ""
+		return checkpoint.Report{}
 	}
-	return stored.Status.Model.Family
+	return foundIn(stored)
 }
 
 // missing returns a warning if a referenced object does not exist.

@@ -310,7 +310,7 @@ type ModelStatus struct {
 	// +kubebuilder:validation:MaxLength=71
 	Digest string `json:"digest"`
 
-	// family is the model family: model_type in config.json.
+	// family is the model family: model_type in config.json, or unknown.
 	// +required
 	// +kubebuilder:validation:MaxLength=63
 	Family string `json:"family"`
@@ -334,6 +334,21 @@ type ModelStatus struct {
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	ExpertsPerToken int32 `json:"expertsPerToken"`
+
+	// unprofilable is the reason why the model cannot be profiled, so that no plan can be made for it.
+	// +optional
+	// +kubebuilder:validation:MaxLength=512
+	Unprofilable string `json:"unprofilable,omitempty"`
+
+	// unmappable is the reason why the model cannot be served with an expert map.
+	// +optional
+	// +kubebuilder:validation:MaxLength=512
+	Unmappable string `json:"unmappable,omitempty"`
+
+	// unpermutable is the reason why the experts of the checkpoint cannot be permuted.
+	// +optional
+	// +kubebuilder:validation:MaxLength=512
+	Unpermutable string `json:"unpermutable,omitempty"`
 }
 
 // LARStatus contains the local activation rate: of the default placement, as predicted by the plan, and as observed on

@@ -155,6 +155,14 @@ type ModelSpec struct {
 	// +kubebuilder:validation:MaxLength=1024
 	Path string `json:"path,omitempty"`
 
+	// layoutAs is a known model type whose checkpoint layout the model has, such as qwen3_moe. Set it for a model of an
+	// unknown type to make plans for it. The inspection checks that the layout describes every tensor; otherwise the model is
+	// served without a plan. Default: model_type in config.json.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	LayoutAs string `json:"layoutAs,omitempty"`
+
 	// volume contains the checkpoint. It is mounted read-only at /models in every pod that reads the checkpoint. Any
 	// volume source is allowed that several pods can mount at the same time: persistentVolumeClaim, nfs, csi, hostPath,
 	// image.

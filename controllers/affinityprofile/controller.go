@@ -159,6 +159,10 @@ func (r *Reconciler) observe(ctx context.Context, profile *semmoev1.AffinityProf
 	if report == nil || dataset == nil || o.Invalid != nil {
 		return o, pods, nil
 	}
+	if report.Unprofilable != "" {
+		o.Invalid = invalidf("ModelNotProfilable", "spec.model: %s", report.Unprofilable)
+		return o, pods, nil
+	}
 	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated {
 		if err := report.CheckExpertParallelSize(int(profile.Spec.Parallelism.ExpertParallelSize)); err != nil {
 			o.Invalid = invalidf("InvalidExpertParallelSize", "spec.parallelism.expertParallelSize: %v", err)

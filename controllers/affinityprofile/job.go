@@ -155,6 +155,9 @@ func recorder(profile *semmoev1.AffinityProfile, to target, timeout time.Duratio
 		fmt.Sprintf("--progress-address=$(%s):%d", podIPVariable, progressPort(profile)),
 		"--timeout=" + timeout.String(),
 	}
+	if layout := profile.Spec.Model.LayoutAs; layout != "" {
+		args = append(args, "--layout-as="+layout)
+	}
 	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated {
 		args = append(args, "--dedicated", "--wait="+loadTime.String(), fmt.Sprintf("--endpoint=http://$(%s):%d", podIPVariable, profile.Spec.Engine.Port))
 	} else {

@@ -11,6 +11,7 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/kube/podtemplate"
+	"github.com/semmoe/operator/internal/model/family"
 )
 
 // invalidError is an error in the spec that only its author can fix. reason is the condition reason.
@@ -38,6 +39,9 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 	}
 	if !adapter.ReportsRoutedExperts() {
 		return invalidf("RoutedExpertsUnavailable", "spec.engine.type: %s does not return the experts of a request and cannot profile: use another engine", adapter.Type)
+	}
+	if err := family.CheckLayout(profile.Spec.Model.LayoutAs); err != nil {
+		return invalidf("InvalidSpec", "spec.model.layoutAs: %v", err)
 	}
 	if profile.Spec.Target == semmoev1.ProfilingTargetLive {
 		return validateLive(profile)

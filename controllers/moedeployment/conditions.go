@@ -41,6 +41,8 @@ func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) conditions.Ver
 		return no(reasonSpecInvalid, "The profile waits for a valid spec. See the condition Degraded for the cause")
 	case o.Inspection.Report == nil:
 		return no("InspectingModel", "The profile waits for the inspection of the model")
+	case o.Inspection.Report.Unprofilable != "":
+		return no(planner.ReasonNotProfilable, "The model is served without a plan: "+o.Inspection.Report.Unprofilable)
 	case profile == nil && moed.Spec.Profiling.ProfileRef != nil:
 		return no(planner.ReasonProfileNotFound, fmt.Sprintf("spec.profiling.profileRef: AffinityProfile %q does not exist in namespace %s. Create it, or reference another one", moed.Spec.Profiling.ProfileRef.Name, moed.Namespace))
 	case profile == nil && desired.Paused(moed):
@@ -71,6 +73,8 @@ func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) conditions.Verd
 		return no(reasonSpecInvalid, "The plan waits for a valid spec. See the condition Degraded for the cause")
 	case moed.Spec.Profiling == nil:
 		return no("NoProfile", "A plan needs a profile. Set spec.profiling")
+	case o.Inspection.Report != nil && o.Inspection.Report.Unprofilable != "":
+		return no(planner.ReasonNotProfilable, "No plan can be made for the model. See the condition Profiled for the reason")
 	case o.Inspection.Report == nil || !planner.Profiled(o.Planning.Profile, o.Inspection.Report.ModelDigest):
 		return no("WaitingForProfile", "The plan waits for the profile of the model")
 	case o.Planning.Hardware.Fault.Reason != "":

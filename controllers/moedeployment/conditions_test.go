@@ -18,11 +18,13 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
 func TestPlanningConditions(t *testing.T) {
 	found := moedtest.Report()
+	unknown := checkpoint.Report{Family: checkpoint.UnknownFamily, ModelType: "qwen9", ModelDigest: moedtest.Model, Unprofilable: "model_type qwen9 is not a known MoE family"}
 	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{
 		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
 		Model:      &semmoev1.ModelStatus{Digest: moedtest.Model}, Result: &semmoev1.ProfileResult{Digest: "d", Tokens: 5},
@@ -46,6 +48,8 @@ func TestPlanningConditions(t *testing.T) {
 	}{
 		"profile of another model": {serving(planner.Planning{ProfileName: "p", Profile: &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{Model: &semmoev1.ModelStatus{Digest: "other"}}}}),
 			map[string]string{"Profiled": "False ModelMismatch", "Degraded": "True ModelMismatch", "Stalled": "False NotStalled", "Ready": "True Serving"}},
+		"unknown family": {func() observation { o := serving(planner.Planning{}); o.Inspection.Report = &unknown; return o }(),
+			map[string]string{"Profiled": "False ModelNotProfilable", "Planned": "False ModelNotProfilable", "RolledOut": "False NoPlan", "Ready": "True Serving", "Degraded": "False AsExpected", "Stalled": "False NotStalled"}},
 		"profile in progress":           {sampled(serving(planner.Planning{ProfileName: "p"}), locality.Assess(locality.Input{})), map[string]string{"Profiled": "False WaitingForProfile", "Planned": "False WaitingForProfile", "RolledOut": "False NoPlan", "LocalityOnTarget": "Unknown NoPlan", "Ready": "True Serving", "Degraded": "False AsExpected"}},
 		"broken profile":                {serving(planner.Planning{ProfileName: "p", Profile: broken}), map[string]string{"Profiled": "False DatasetInvalid", "Degraded": "True DatasetInvalid", "Stalled": "False NotStalled", "Ready": "True Serving"}},
 		"plan in progress":              {serving(planner.Planning{Profile: profile}), map[string]string{"Profiled": "True Profiled", "Planned": "False WaitingForPlan"}},

@@ -134,6 +134,9 @@ var shownElsewhere = map[string]string{
 	"PlacementPlan spec.observedBatchTokens":        "controllers/placementplan TestBatchSizes",
 	// No plan in these tests is worse than the default placement.
 	"MoEDeployment spec.rollout.rollback": "controllers/moedeployment TestCanaryIsDecided",
+	// The small model has its own type, whose layout is known.
+	"MoEDeployment spec.model.layoutAs":   "internal/model/reshuffle TestLayoutAs",
+	"AffinityProfile spec.model.layoutAs": "internal/model/reshuffle TestLayoutAs",
 	// This field needs another routing mode.
 	"MoEDeployment spec.routing.gatewayNamespaces": "controllers/moedeployment/front TestNetworkPolicies",
 	// Secrets of request routers change their pods only, which the agent runs in any case.

@@ -95,6 +95,9 @@ func ProfileName(moed *semmoev1.MoEDeployment, modelDigest string) string {
 func (d *Decision) decideProfile(s *Snapshot) {
 	d.Hardware = hardwareOf(s.Moed, s.Hardware, s.HardwareFault, s.Plans)
 	wanted, name := profileFor(s.Moed, s.Report.ModelDigest), ProfileName(s.Moed, s.Report.ModelDigest)
+	if s.Report.Unprofilable != "" {
+		wanted, name = nil, "" // the model is served without a plan
+	}
 	live := s.NamedProfiles[name]
 	d.ProfileName = name
 	active := !desired.Paused(s.Moed)

@@ -26,6 +26,9 @@ func Foresee(moed *semmoev1.MoEDeployment, report checkpoint.Report, release eng
 	if moed.Spec.Placement.PlanRef != nil {
 		redundant, keepsGroups = 0, true // both depend on the pinned plan
 	}
+	if report.Unprofilable != "" && moed.Spec.Placement.PlanRef == nil {
+		return []desired.Finding{{Reason: ReasonNotProfilable, Message: "No plan can be made for the model: " + report.Unprofilable}}
+	}
 	var impossible []string
 	for _, realization := range possible {
 		support := supportOf(moed, report, release, adapter, realization, redundant, keepsGroups)
@@ -63,7 +66,7 @@ func situation(moed *semmoev1.MoEDeployment, report checkpoint.Report, release e
 	launch.RedundantExperts = redundant
 	return engine.Situation{
 		Realization: engine.Realization(realization), Release: release, Launch: launch, UserArgs: moed.Spec.Engine.Args, UserEnv: revisions.UserEnv(moed),
-		Family: report.Family, Wrapper: report.Wrapper, Quantization: report.Quantization, Groups: report.Groups, KeepsGroups: keepsGroups,
-		Unpermutable: report.Unpermutable,
+		Family: report.EngineFamily(), Wrapper: report.Wrapper, Quantization: report.Quantization, Groups: report.Groups, KeepsGroups: keepsGroups,
+		Unmappable: report.Unmappable, Unpermutable: report.Unpermutable,
 	}
 }

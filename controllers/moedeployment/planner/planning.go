@@ -146,6 +146,10 @@ func PlannedText(plan *semmoev1.PlacementPlan) string {
 	return fmt.Sprintf("predicts a local activation rate of %s, versus %s for the default placement", f.LARSummary, f.BaselineSummary)
 }
 
+// ReasonNotProfilable is the reason of Profiled for a model for which no plan can be made. It is no error: the model is
+// served.
+const ReasonNotProfilable = "ModelNotProfilable"
+
 // Reasons of Profiled that are errors, not pending work.
 const (
 	ReasonProfileNotFound = "ProfileNotFound"

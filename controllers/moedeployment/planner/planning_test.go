@@ -306,6 +306,7 @@ func TestProfileInputs(t *testing.T) {
 		"data set": {func(m *semmoev1.MoEDeployment) { m.Spec.Profiling.Dataset.ConfigMap.Name = "e" }, false},
 		"tokens":   {func(m *semmoev1.MoEDeployment) { m.Spec.Profiling.Tokens = 20000 }, false},
 		"model":    {func(m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models/x" }, false},
+		"layout":   {func(m *semmoev1.MoEDeployment) { m.Spec.Model.LayoutAs = "qwen3_moe" }, false},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 // are not included: the experts that a token activates do not depend on them.
 type profileInputs struct {
 	Path     string                   `json:"path"`
+	LayoutAs string                   `json:"layoutAs,omitempty"`
 	Volume   corev1.VolumeSource      `json:"volume"`
 	Model    string                   `json:"model"`
 	Dataset  semmoev1.DatasetSpec     `json:"dataset"`
@@ -38,7 +39,7 @@ func profileFor(moed *semmoev1.MoEDeployment, modelDigest string) *semmoev1.Affi
 		return nil
 	}
 	name := moed.Name + "-" + ownership.ShortHash(profileInputs{
-		Path: moed.Spec.Model.Path, Volume: moed.Spec.Model.Volume, Model: modelDigest,
+		Path: moed.Spec.Model.Path, LayoutAs: moed.Spec.Model.LayoutAs, Volume: moed.Spec.Model.Volume, Model: modelDigest,
 		Dataset: *profiling.Dataset, Sampling: profiling.SamplingSpec, Target: profiling.Target,
 	}, 8)
 	spec := semmoev1.AffinityProfileSpec{

@@ -57,6 +57,14 @@ func copyPath(report checkpoint.Report, l *Layout) string {
 	return path.Join(semmoev1.CacheMountPath, artifact.Digest(report.ModelDigest).Short()+"-"+l.Short())
 }
 
+// layoutArgs returns the flag for spec.model.layoutAs; nil if it is not set.
+func layoutArgs(moed *semmoev1.MoEDeployment) []string {
+	if moed.Spec.Model.LayoutAs == "" {
+		return nil
+	}
+	return []string{"--layout-as=" + moed.Spec.Model.LayoutAs}
+}
+
 // addReshuffledWeights makes the pod create or find the permuted copy before its engine starts. In a shared cache, a
 // sidecar holds a lease on the copy while the pod lives.
 func addReshuffledWeights(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, report checkpoint.Report, l *Layout, image string) {
@@ -66,6 +74,7 @@ func addReshuffledWeights(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDe
 		"--permutation=" + path.Join(semmoev1.PlanMountPath, plan.GatePermutationFile),
 		"--out=" + copyPath(report, l),
 	}
+	args = append(args, layoutArgs(moed)...)
 	source := corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 	requests := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("500m"), corev1.ResourceMemory: resource.MustParse("256Mi")}
 	if cache := moed.Spec.Placement.Cache; cache != nil {

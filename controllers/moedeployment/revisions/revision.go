@@ -74,6 +74,9 @@ func Of(moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *Layout) st
 	if desired.PodsPerReplica(moed) == 1 {
 		inputs.Parallelism.PodsPerReplica = nil // an explicit default is no change
 	}
+	if plan == nil {
+		inputs.Model.LayoutAs = "" // pods use it only with a plan
+	}
 	if plan.Reshuffled() {
 		inputs.Realization, inputs.Cache = plan.Realization, moed.Spec.Placement.Cache
 	}
@@ -347,14 +350,14 @@ func addPlan(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, rep
 	template.Spec.InitContainers = append(template.Spec.InitContainers, corev1.Container{
 		Name:  verifyContainer,
 		Image: image,
-		Args: []string{
+		Args: append([]string{
 			"verify",
 			"--plan-dir=" + semmoev1.PlanMountPath,
 			"--plan-digest=" + plan.Digest,
 			"--model-path=" + moed.Spec.Model.Path,
 			"--model-digest=" + report.ModelDigest,
 			"--expert-parallel-size=" + strconv.Itoa(int(moed.Spec.Parallelism.ExpertParallelSize)),
-		},
+		}, layoutArgs(moed)...),
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		Resources: corev1.ResourceRequirements{
 			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("64Mi")},

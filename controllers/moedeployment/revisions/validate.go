@@ -17,6 +17,7 @@ import (
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/kube/podtemplate"
 	"github.com/semmoe/operator/internal/model/checkpoint"
+	"github.com/semmoe/operator/internal/model/family"
 	"github.com/semmoe/operator/solver/placement"
 )
 
@@ -56,6 +57,7 @@ func Faults(moed *semmoev1.MoEDeployment) []*InvalidError {
 		}
 	}
 	launched := Launch(moed)
+	check("InvalidSpec", "spec.model.layoutAs: ", family.CheckLayout(moed.Spec.Model.LayoutAs))
 	add(validateRoutedExperts(moed, adapter))
 	add(validateOverlap(moed, adapter, ""))
 	_, err = adapter.Args(launched, moed.Spec.Engine.Args)
@@ -177,14 +179,14 @@ func ValidateModel(moed *semmoev1.MoEDeployment, report checkpoint.Report) *Inva
 		return Invalidf("InvalidExpertParallelSize", "spec.parallelism.expertParallelSize: %v", err)
 	}
 	ranks := int(moed.Spec.Parallelism.ExpertParallelSize)
-	if err := placement.CheckSlots(placement.Auto, ranks, report.Experts, int(MinRedundantExperts(moed))/ranks); err != nil {
+	if err := placement.CheckSlots(placement.Auto, ranks, report.Experts, int(MinRedundantExperts(moed))/ranks); report.Experts > 0 && err != nil {
 		return Invalidf("InvalidSpec", "spec.placement.redundantExperts: %s is invalid: %v", moed.Spec.Placement.RedundantExperts, err)
 	}
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
 		return Invalidf("UnknownEngine", "spec.engine.type: %v", err)
 	}
-	return validateOverlap(moed, adapter, report.Family)
+	return validateOverlap(moed, adapter, report.EngineFamily())
 }
 
 // MinRedundantExperts returns the number of redundant experts in the spec; with Auto, the smallest number above 0. An

@@ -41,6 +41,7 @@ type DatasetReport struct {
 // Inputs are the inputs of an inspection: the files to read, and the scheduling of its pod.
 type Inputs struct {
 	Path         string                        `json:"path"`
+	LayoutAs     string                        `json:"layoutAs,omitempty"`
 	Volume       corev1.VolumeSource           `json:"volume"`
 	NodeSelector map[string]string             `json:"nodeSelector,omitempty"`
 	Affinity     *corev1.Affinity              `json:"affinity,omitempty"`
@@ -52,7 +53,7 @@ type Inputs struct {
 
 // InputsOf returns the inputs for a model whose pods follow a template, which may be nil.
 func InputsOf(model semmoev1.ModelSpec, template *corev1.PodTemplateSpec) Inputs {
-	inputs := Inputs{Path: model.Path, Volume: model.Volume}
+	inputs := Inputs{Path: model.Path, LayoutAs: model.LayoutAs, Volume: model.Volume}
 	if template != nil {
 		inputs.NodeSelector = template.Spec.NodeSelector
 		inputs.Affinity = template.Spec.Affinity
@@ -101,6 +102,9 @@ func (s State) Model() *semmoev1.ModelStatus {
 		MoELayers:       int32(len(s.Report.MoELayers)),
 		Experts:         int32(s.Report.Experts),
 		ExpertsPerToken: int32(s.Report.ExpertsPerToken),
+		Unprofilable:    s.Report.Unprofilable,
+		Unmappable:      s.Report.Unmappable,
+		Unpermutable:    s.Report.Unpermutable,
 	}
 }
 
@@ -184,6 +188,9 @@ func (s *State) setReport(text string) {
 // hash of the inputs in LabelInputs.
 func Job(namespace, prefix string, owners []metav1.OwnerReference, objectLabels map[string]string, inputs Inputs, image string, pull corev1.PullPolicy, attempt int) *batchv1.Job {
 	args := []string{"inspect", "--model-path", inputs.Path}
+	if inputs.LayoutAs != "" {
+		args = append(args, "--layout-as", inputs.LayoutAs)
+	}
 	volumes := []corev1.Volume{{Name: "model", VolumeSource: inputs.Volume}}
 	mounts := []corev1.VolumeMount{{Name: "model", MountPath: semmoev1.ModelMountPath, ReadOnly: true}}
 	if inputs.Dataset != nil {

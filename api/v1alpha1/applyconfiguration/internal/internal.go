@@ -495,6 +495,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.semmoe.operator.api.v1alpha1.ModelSpec
   map:
     fields:
+    - name: layoutAs
+      type:
+        scalar: string
     - name: name
       type:
         scalar: string
@@ -526,6 +529,15 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: moeLayers
       type:
         scalar: numeric
+    - name: unmappable
+      type:
+        scalar: string
+    - name: unpermutable
+      type:
+        scalar: string
+    - name: unprofilable
+      type:
+        scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.NetworkPolicyMode
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.OverlapSpec

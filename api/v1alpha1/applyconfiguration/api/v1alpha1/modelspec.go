@@ -16,6 +16,10 @@ type ModelSpecApplyConfiguration struct {
 	// path is the directory of the checkpoint (config.json and *.safetensors) inside containers: /models, where volume
 	// is mounted, or a directory below /models. Default /models.
 	Path *string `json:"path,omitempty"`
+	// layoutAs is a known model type whose checkpoint layout the model has, such as qwen3_moe. Set it for a model of an
+	// unknown type to make plans for it. The inspection checks that the layout describes every tensor; otherwise the model is
+	// served without a plan. Default: model_type in config.json.
+	LayoutAs *string `json:"layoutAs,omitempty"`
 	// volume contains the checkpoint. It is mounted read-only at /models in every pod that reads the checkpoint. Any
 	// volume source is allowed that several pods can mount at the same time: persistentVolumeClaim, nfs, csi, hostPath,
 	// image.
@@ -41,6 +45,14 @@ func (b *ModelSpecApplyConfiguration) WithName(value string) *ModelSpecApplyConf
 // If called multiple times, the Path field is set to the value of the last call.
 func (b *ModelSpecApplyConfiguration) WithPath(value string) *ModelSpecApplyConfiguration {
 	b.Path = &value
+	return b
+}
+
+// WithLayoutAs sets the LayoutAs field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the LayoutAs field is set to the value of the last call.
+func (b *ModelSpecApplyConfiguration) WithLayoutAs(value string) *ModelSpecApplyConfiguration {
+	b.LayoutAs = &value
 	return b
 }
 

@@ -9,7 +9,7 @@ package v1alpha1
 type ModelStatusApplyConfiguration struct {
 	// digest identifies the checkpoint: the sha256 of its config, its index, and the header and size of each shard.
 	Digest *string `json:"digest,omitempty"`
-	// family is the model family: model_type in config.json.
+	// family is the model family: model_type in config.json, or unknown.
 	Family *string `json:"family,omitempty"`
 	// layers is the number of hidden layers, including dense layers.
 	Layers *int32 `json:"layers,omitempty"`
@@ -19,6 +19,12 @@ type ModelStatusApplyConfiguration struct {
 	Experts *int32 `json:"experts,omitempty"`
 	// expertsPerToken is the number of routed experts that each token activates in an MoE layer.
 	ExpertsPerToken *int32 `json:"expertsPerToken,omitempty"`
+	// unprofilable is the reason why the model cannot be profiled, so that no plan can be made for it.
+	Unprofilable *string `json:"unprofilable,omitempty"`
+	// unmappable is the reason why the model cannot be served with an expert map.
+	Unmappable *string `json:"unmappable,omitempty"`
+	// unpermutable is the reason why the experts of the checkpoint cannot be permuted.
+	Unpermutable *string `json:"unpermutable,omitempty"`
 }
 
 // ModelStatusApplyConfiguration constructs a declarative configuration of the ModelStatus type for use with
@@ -72,5 +78,29 @@ func (b *ModelStatusApplyConfiguration) WithExperts(value int32) *ModelStatusApp
 // If called multiple times, the ExpertsPerToken field is set to the value of the last call.
 func (b *ModelStatusApplyConfiguration) WithExpertsPerToken(value int32) *ModelStatusApplyConfiguration {
 	b.ExpertsPerToken = &value
+	return b
+}
+
+// WithUnprofilable sets the Unprofilable field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Unprofilable field is set to the value of the last call.
+func (b *ModelStatusApplyConfiguration) WithUnprofilable(value string) *ModelStatusApplyConfiguration {
+	b.Unprofilable = &value
+	return b
+}
+
+// WithUnmappable sets the Unmappable field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Unmappable field is set to the value of the last call.
+func (b *ModelStatusApplyConfiguration) WithUnmappable(value string) *ModelStatusApplyConfiguration {
+	b.Unmappable = &value
+	return b
+}
+
+// WithUnpermutable sets the Unpermutable field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Unpermutable field is set to the value of the last call.
+func (b *ModelStatusApplyConfiguration) WithUnpermutable(value string) *ModelStatusApplyConfiguration {
+	b.Unpermutable = &value
 	return b
 }

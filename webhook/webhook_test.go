@@ -53,6 +53,7 @@ func TestRefusals(t *testing.T) {
 		"micro-batches of an engine without": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Type, m.Spec.Engine.Overlap = semmoev1.EngineTensorRTLLM, &semmoev1.OverlapSpec{MicroBatches: 2}
 		}, "spec.engine.overlap: TensorRTLLM has no flag for it"},
+		"unknown layout": {func(m *semmoev1.MoEDeployment) { m.Spec.Model.LayoutAs = "qwen9" }, `spec.model.layoutAs: "qwen9" is invalid: it must be a model type of the table`},
 		"plan where there is no all-to-all": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Type, m.Spec.Parallelism.Attention = semmoev1.EngineVLLM, semmoev1.AttentionTensorParallel
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "p"}}

@@ -47,6 +47,7 @@ func TestRevisionFollowsItsInputsAlone(t *testing.T) {
 		"image":               {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }, false},
 		"args":                {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--x"} }, false},
 		"model path":          {func(m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models/x" }, false},
+		"layout, no plan":     {func(m *semmoev1.MoEDeployment) { m.Spec.Model.LayoutAs = "qwen3_moe" }, true},
 		"EP size":             {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }, false},
 		"template": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{NodeSelector: map[string]string{"a": "b"}}}
@@ -58,6 +59,11 @@ func TestRevisionFollowsItsInputsAlone(t *testing.T) {
 				t.Errorf("revision %s, before the change %s, want equal: %v", got, base, tc.same)
 			}
 		})
+	}
+	plan := &Layout{Digest: "d", Realization: semmoev1.RealizationReshuffledWeights}
+	laidOut := func(m *semmoev1.MoEDeployment) { m.Spec.Model.LayoutAs = "qwen3_moe" }
+	if Of(moedtest.Deployment(laidOut), moedtest.Report(), plan) == Of(moedtest.Deployment(), moedtest.Report(), plan) {
+		t.Error("another layout gives the same revision under a plan")
 	}
 	changed := moedtest.Report()
 	changed.ModelDigest = "sha256:def"

@@ -51,7 +51,6 @@ var unseen = map[string]map[string]string{
 		"DatasetUnchanged":     "the traffic must drift while spec.profiling.refresh is Job",
 		"DriftEnded":           "the drift must end before the new profile is complete",
 		"TablesRequireRestart": "the plan of an engine that shuffles tokens must be replaced",
-		"FailedMount":          "a reason of an event; the condition has VolumeNotMounted",
 		"InspectionFailed":     "the inspection must end in an error of the machine, not of the checkpoint",
 		"ModelNotProfilable":   "the model must have an unknown type; the end-to-end suite serves none yet",
 		"LocalityDoesNotPay":   "a plan without a predecessor never has this verdict; the PlacementPlan of a re-plan reports it",
@@ -68,7 +67,6 @@ var unseen = map[string]map[string]string{
 		"UnknownEngine":        "the schema refuses unknown engines",
 	},
 	"semmoe.io/AffinityProfile": {
-		"FailedMount":        "a reason of an event; the condition has VolumeNotMounted",
 		"InspectionFailed":   "the inspection must end in an error of the machine, not of the inputs",
 		"ModelNotProfilable": "the model must have an unknown type; the end-to-end suite serves none yet",
 		"NodeLost":           "the suite has one node, which also runs the control plane; test/installation covers a lost node",

@@ -106,7 +106,7 @@ func checkMap(s engine.Situation, name string, allToAll bool, verdict *engine.Su
 	case s.Family != "" && of(s.Family).ReadsMap == "":
 		verdict.Refuse("ExpertMapIgnored", "SGLang ignores an expert map for models of type %q: use %s", s.Family, engine.ReshuffledWeights)
 		return
-	case s.Family != "" && s.Release.Before(engine.ParseRelease(first)):
+	case s.Family != "" && first > family.OldestSGLang && s.Release.Before(engine.ParseRelease(first)):
 		verdict.Refuse("ExpertMapIgnored", "The source of SGLang %s was not checked for expert maps of models of type %q: use %s or newer, or %s", s.Release, s.Family, first, engine.ReshuffledWeights)
 		return
 	case s.ModelOpt():

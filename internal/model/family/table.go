@@ -61,6 +61,9 @@ const (
 // that release.
 const oldest, newest = "0.5.12", "0.5.23"
 
+// OldestSGLang is the oldest release of SGLang whose sources were read. Older releases are refused for other reasons.
+const OldestSGLang = oldest
+
 // All is the table, in the order of the documentation.
 var All = []Family{
 	{Type: "deepseek_v2", Layout: mlp, SGLang: SGLang{ReadsMap: oldest, Block: DeepSeekBlock, MicroBatches: oldest}, Source: transformers + "deepseek_v2"},

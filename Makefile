@@ -35,13 +35,14 @@ image: bin/semmoe bin/semmoe-refengine ## Build the container images dist/semmoe
 	cd internal/tools && go run ./image/cmd/mkimage --binary ../../bin/semmoe-refengine --name $(REFENGINE_IMAGE) --out ../../dist/semmoe-refengine.tar
 
 .PHONY: generate
-generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md, tables of docs/engine-releases.md, and the chart and config/ from each other
+generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md, tables of docs/engine-releases.md and docs/routes.md, and the chart and config/ from each other
 	$(TOOL) controller-gen object:headerFile=$(LICENCE) applyconfiguration:headerFile=$(LICENCE) crd:generateEmbeddedObjectMeta=true paths=./api/... output:crd:artifacts:config=config/crd
 	cd internal/tools && go run ./crdtrim $(addprefix ../../,$(wildcard config/crd/semmoe.io_*.yaml))
 	$(TOOL) controller-gen rbac:roleName=semmoe-manager paths=./controllers/... output:rbac:artifacts:config=config/rbac
 	gofmt -l -w api
 	cd internal/tools && go run ./apiref --out ../../docs/api.md $(addprefix ../../,$(wildcard config/crd/semmoe.io_*.yaml))
 	go run ./internal/engine/cmd/guide --document docs/engine-releases.md
+	go run ./internal/engine/cmd/guide --table routes --document docs/routes.md
 	cd internal/tools && go run ./chartgen --helm "$$(helm/build.sh)" --chart ../../charts/semmoe-operator --config ../../config
 
 ##@ Check

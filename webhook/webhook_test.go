@@ -61,6 +61,9 @@ func TestRefusals(t *testing.T) {
 		"plan of another shape": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "of-eight"}
 		}, "spec.placement.planRef: PlacementPlan of-eight is for attention DataParallel on 8 ranks"},
+		"an administrative route": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Routing.PassThrough = []string{"/v1/custom", "/v1/load_lora_adapter"}
+		}, `spec.routing.passThrough: "/v1/load_lora_adapter" is invalid: /v1/load_lora_adapter is an administrative route of an engine, which clients must not reach`},
 		"unknown hardware": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Placement.Hardware = &semmoev1.HardwareReference{BuiltIn: "abacus"}
 		}, "spec.placement.hardware.builtIn: there is no built-in hardware profile \"abacus\"; there are h200-nvlink"},

@@ -37,6 +37,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="self.mode == 'Router' || !has(self.holdMilliseconds)",message="holdMilliseconds needs mode Router: in the other modes no request router can delay a request",fieldPath=".holdMilliseconds"
 // +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.template)",message="template needs mode Router or EndpointPicker: with None there are no request router pods",fieldPath=".template"
 // +kubebuilder:validation:XValidation:rule="!has(self.gatewayNamespaces) || self.mode == 'EndpointPicker' && self.networkPolicy != 'None'",message="gatewayNamespaces needs mode EndpointPicker and networkPolicy Managed: only that NetworkPolicy names Gateways",fieldPath=".gatewayNamespaces"
+// +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.passThrough)",message="passThrough needs mode Router or EndpointPicker: with None there is no request router",fieldPath=".passThrough"
 // +kubebuilder:validation:XValidation:rule="!has(self.tls) || self.mode == 'Router'",message="tls needs mode Router: in the other modes no client connects to a request router",fieldPath=".tls"
 // +kubebuilder:validation:XValidation:rule="!has(self.auth) || self.mode == 'Router'",message="auth needs mode Router: in the other modes no client connects to a request router",fieldPath=".auth"
 type RoutingSpec struct {
@@ -113,6 +114,17 @@ type RoutingSpec struct {
 	// +kubebuilder:validation:items:MaxLength=63
 	// +kubebuilder:validation:items:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	GatewayNamespaces []string `json:"gatewayNamespaces,omitempty"`
+
+	// passThrough lists further routes of the engine that clients may use, for example of a plug-in: absolute paths
+	// without a trailing slash, for all methods. Requests are balanced by load. The request router already passes on all
+	// routes for inference that the supported engines have. Administrative routes of any engine are rejected.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=128
+	// +kubebuilder:validation:items:Pattern=`^(/[A-Za-z0-9._~-]+)+$`
+	PassThrough []string `json:"passThrough,omitempty"`
 
 	// tls makes the request routers serve clients by TLS. Default: plain text. It requires mode Router.
 	// +optional

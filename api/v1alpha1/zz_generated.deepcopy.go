@@ -1333,6 +1333,11 @@ func (in *RoutingSpec) DeepCopyInto(out *RoutingSpec) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.PassThrough != nil {
+		in, out := &in.PassThrough, &out.PassThrough
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.TLS != nil {
 		in, out := &in.TLS, &out.TLS
 		*out = new(RoutingTLS)

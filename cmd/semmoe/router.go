@@ -18,6 +18,7 @@ import (
 	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
@@ -95,6 +96,7 @@ func (f *routerFlags) add(command *cobra.Command) {
 	flags.IntVar(&f.options.Pool.CacheTokensPerRank, "cache-tokens-per-rank", defaults.CacheTokensPerRank, "assumed KV cache capacity per rank in tokens")
 	flags.Int64Var(&f.options.MaxBodyBytes, "max-body-bytes", 32<<20, "maximum size of a request body in bytes; all request bodies together are limited to 384 MiB, and incomplete ones to 64 MiB or twice this value plus 1 MiB, whichever is larger")
 	flags.IntVar(&f.options.MaxConnections, "max-connections", router.DefaultMaxConnections, "maximum number of client connections, or, with --endpoint-picker, of concurrent gateway requests")
+	flags.StringSliceVar(&f.options.PassThrough, "pass-through", nil, fmt.Sprintf("comma-separated paths of up to %d further engine routes that clients may use; administrative routes are rejected", engine.MaxPassThrough))
 	flags.DurationVar(&f.options.EndpointWait, "endpoint-wait", 10*time.Second, "maximum time that a request waits for a ready pod before it gets status 503")
 	flags.DurationVar(&f.options.ClientTimeout, "client-timeout", time.Minute, "time limit for a client to send a request body, and to resume reading a response; 0 means no limit")
 	flags.DurationVar(&f.options.ShutdownDelay, "shutdown-delay", 0, "time after SIGTERM during which the router is not ready but accepts new connections; a second signal ends it; not needed with a preStop hook that delays SIGTERM")
@@ -118,6 +120,14 @@ func (f *routerFlags) complete(command *cobra.Command) (err error) {
 	}
 	if o.MaxConnections < 1 {
 		return fmt.Errorf("--max-connections is %d; it must be at least 1", o.MaxConnections)
+	}
+	if len(o.PassThrough) > engine.MaxPassThrough {
+		return fmt.Errorf("--pass-through has %d paths; want %d at most", len(o.PassThrough), engine.MaxPassThrough)
+	}
+	for _, path := range o.PassThrough {
+		if err := registry.CheckPassThrough(path); err != nil {
+			return fmt.Errorf("--pass-through: %w", err)
+		}
 	}
 	if err := f.completeEngine(); err != nil {
 		return err

@@ -79,18 +79,22 @@ type Adapter struct {
 	Oldest, Newest Release
 	// Mechanisms lists every part of the engine's interface that is used, set, refused or known.
 	Mechanisms []Mechanism
+	// Routes lists the engine's routes for POST requests of clients (APIs).
+	Routes []Route
+	// Administrative lists the routes that no client may reach: for control, weights, caches, sessions, profiles and
+	// metrics. Routes below them are administrative too.
+	Administrative []string
 }
 
-// HasRoute reports whether any checked release of the engine has a route. Mechanisms lists the routes that the request
-// router serves.
+// HasRoute reports whether any checked release of the engine has a route of the request router.
 func (a Adapter) HasRoute(path string) bool {
-	return slices.ContainsFunc(a.Mechanisms, func(m Mechanism) bool { return m.Kind == RouteKind && slices.Contains(m.Names, path) })
+	return slices.ContainsFunc(a.Routes, func(r Route) bool { return r.Path == path })
 }
 
 // CanPinRank reports whether requests can be pinned to a rank of the engine.
 func (a Adapter) CanPinRank() bool { return a.RankHeader != "" }
 
-// RankRoutes lists the routes on which an engine ignores its rank header.
+// RankRoutes lists the routes on which an engine ignores its rank header. NewRankRoutes derives it from Adapter.Routes.
 type RankRoutes struct {
 	// Field is the integer member of a request's body that pins a request on the routes InField.
 	Field   string

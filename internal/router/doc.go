@@ -12,6 +12,8 @@
 //	record    outcome.go            load, failures and times
 //	rewrite   response_rewriter.go  routed experts that the client did not request, or with other ids
 //
+// Requests about a stored response go to the pod that stores it (stored_responses.go).
+//
 // The endpoint picker (endpoint_picker.go) calls the same stages, but a gateway sends the request.
 //
 // Package discovery lists the engine pods and package plans loads the tables of each plan, into the pool of backends.
@@ -40,5 +42,6 @@
 //   - Experts are reported and counted by logical id, regardless of their order in the checkpoint of a pod.
 //   - Observations and live samples are served only to clients with a certificate of the managers' authority.
 //   - With API keys, a request without a valid key is rejected before its body is read. Engines get no key of a client.
-//   - Only inference routes are proxied. Administrative routes of an engine are unreachable.
+//   - Only the routes of the engines' tables (engine.APIs) and of PassThrough are proxied. Administrative routes of an
+//     engine are unreachable.
 package router

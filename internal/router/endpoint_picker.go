@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/semmoe/operator/internal/router/client"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/picker"
 	"github.com/semmoe/operator/internal/router/wire"
@@ -19,6 +20,9 @@ import (
 // endpointPicker chooses endpoints for a gateway. It chooses, samples and counts like the proxy, but sends no request.
 type endpointPicker struct {
 	stages *stages
+	// routes are the routes of the service, with those of passThrough.
+	routes      client.Routes
+	passThrough []string
 	// fallbacks is the number of endpoints that a gateway gets in addition to the chosen one.
 	fallbacks int
 }
@@ -28,7 +32,7 @@ type endpointPicker struct {
 // up earlier and may have another pool.
 func NewEndpointPicker(pool *Pool, registry prometheus.Registerer, options ProxyOptions, fallbacks int) (picker.Picker, *Observations) {
 	s := newStages(pool, registry, options)
-	return &endpointPicker{stages: s, fallbacks: fallbacks}, s.observations
+	return &endpointPicker{stages: s, routes: newRoutes(options.PassThrough), passThrough: options.PassThrough, fallbacks: fallbacks}, s.observations
 }
 
 // Count counts an answer by its status code.
@@ -38,7 +42,7 @@ func (e *endpointPicker) Count(code int) {
 
 // Pick reserves a rank for a request.
 func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.Exchange, error) {
-	target, ok := routes.In(in.Method, in.Path)
+	target, ok := e.routes.In(in.Method, in.Path)
 	if !ok {
 		return nil, fmt.Errorf("%w: %s %s is not a route of this service", picker.ErrNoRoute, in.Method, in.Path)
 	}
@@ -47,20 +51,14 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 		id = rand.Text()
 	}
 	body := wire.ParseBody(in.Body)
-	switch err := checkState(target, body); {
-	case err != nil && wire.IsStoredResponse(target):
-		return nil, fmt.Errorf("%w: %w", picker.ErrNotImplemented, err)
-	case err != nil:
-		return nil, fmt.Errorf("%w: %w", picker.ErrInvalid, err)
-	}
 	edited, err := dropRank(in, &body)
 	if err != nil {
 		return nil, err
 	}
-	r := e.stages.reader.read(ctx, target, id, body)
+	r := e.stages.reader.read(ctx, apiOf(in.Method, target, e.passThrough), id, in.Header, body)
 	r.writable = r.writable && !in.BodyFixed
-	if in.Subset != nil {
-		r.eligible = in.Subset.Contains
+	if holder := r.eligible; in.Subset != nil {
+		r.eligible = func(endpoint string) bool { return in.Subset.Contains(endpoint) && (holder == nil || holder(endpoint)) }
 	}
 	lease, err := e.take(r, in.ResponseFixed)
 	if err != nil {

@@ -47,11 +47,8 @@ func (w *requestWriter) send(in *http.Request, r *request, lease *Lease, capture
 
 // body returns the body of a request in two parts, the second of which is a part of the client's body. The first part
 // contains the rank of the lease if the engine reads it from the body, and requests the routed experts of a sampled
-// request. On the responses route, the first part disables storage of the response.
+// request.
 func (w *requestWriter) body(r *request, lease *Lease, capture capture) (head string, rest []byte) {
-	if r.path == wire.ResponsesPath {
-		return r.body.WithoutStore()
-	}
 	var additions []wire.Addition
 	if field := lease.Backend.Adapter(w.engine).RankRoutes.FieldOn(r.path); field != "" && lease.Backend.PinsByHeader(lease.Rank) {
 		additions = append(additions, wire.Addition{Name: field, Value: strconv.Itoa(lease.Rank)})

@@ -134,7 +134,7 @@ func TestUnderstandsTheFieldsOfAllEngines(t *testing.T) {
 			`{"prompt":NaN,"routed_experts_prompt_start":1}`:    {shifted: true},
 			`{"prompt":"x","routed_experts_prompt_start":null}`: {},
 		} {
-			r := s.reader.read(t.Context(), "/v1/completions", "id", wire.ParseBody([]byte(body)))
+			r := s.reader.read(t.Context(), engine.APIOf("/v1/completions"), "id", nil, wire.ParseBody([]byte(body)))
 			if r.shifted != want.shifted || r.sampled == want.shifted || r.asksExperts != want.asks {
 				t.Errorf("a router for %s reads %s: shifted %v, sampled %v, asks %v", configured.Type, body, r.shifted, r.sampled, r.asksExperts)
 			}
@@ -470,7 +470,7 @@ func TestSamplesWithinBoundedMemory(t *testing.T) {
 		s := newStages(pool, prometheus.NewRegistry(), ProxyOptions{RankHeader: rankHeader, RoutedExperts: adapterOf(t, engineType).RoutedExperts, SamplePercent: 100})
 		body := []byte(`{"prompt":"` + strings.Repeat("abc ", 600_000) + `"}`) // 51 MB
 		begin := func() (*request, *Lease, capture) {
-			r := s.reader.read(t.Context(), "/v1/completions", "id", wire.ParseBody(body))
+			r := s.reader.read(t.Context(), engine.APIOf("/v1/completions"), "id", nil, wire.ParseBody(body))
 			lease, ok := pool.acquire(r, nil)
 			if !ok {
 				t.Fatal("no rank is left")

@@ -1,8 +1,11 @@
 package router
 
 import (
+	"net/http"
+	"slices"
 	"testing"
 
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 	"github.com/semmoe/operator/internal/router/wire"
@@ -32,7 +35,23 @@ func favouring(t *testing.T, p planned, rank int) planned {
 	return layoutOf(p.Favouring(t, rank))
 }
 
+// allRoutes returns the routes for POST requests.
+func allRoutes() (paths []string) {
+	for _, api := range engine.APIs() {
+		paths = append(paths, api.Path)
+	}
+	return paths
+}
+
+// inferenceRoutes returns the routes whose requests activate experts.
+func inferenceRoutes() []string {
+	return slices.DeleteFunc(allRoutes(), func(path string) bool { return !engine.APIOf(path).Computes })
+}
+
+// parsed returns a body of JSON text.
+func parsed(text string) wire.Body { return wire.ParseBody([]byte(text)) }
+
 // requestOf returns a request with a body.
 func requestOf(path, id string, body []byte) *request {
-	return newRequest(path, id, wire.ParseBody(body), true)
+	return newRequest(apiOf(http.MethodPost, path, nil), id, wire.ParseBody(body), true)
 }

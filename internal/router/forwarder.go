@@ -22,6 +22,9 @@ type forwarder struct {
 	*stages
 	// wait is the maximum time that a request waits for a ready pod.
 	wait time.Duration
+	// passThrough lists further routes.
+	passThrough []string
+	cors        *cors
 }
 
 // RoundTrip tries pods until a response begins. It sends a request again even if a pod may have processed it:
@@ -32,30 +35,27 @@ func (f *forwarder) RoundTrip(in *http.Request) (*http.Response, error) {
 	if err := checkRank(in.Header, parsed); err != nil {
 		return nil, err
 	}
-	if err := checkState(in.URL.Path, parsed); err != nil {
-		return nil, err
-	}
 	parsed.DropRank()
-	r := f.reader.read(in.Context(), in.URL.Path, in.Header.Get(HeaderRequestID), parsed)
+	api := apiOf(in.Method, client.RouteOf(in.URL.Path), f.passThrough)
+	r := f.reader.read(in.Context(), api, in.Header.Get(HeaderRequestID), in.Header, parsed)
 	r.recordBody(telemetry.Of(in.Context()), parsed)
 	tries := newTries()
 	for sent := 0; ; {
 		lease, err := f.pool.reserve(in.Context(), start.Add(f.wait), r, tries)
 		if err != nil {
-			return nil, err
+			return tries.refusalOr(err)
 		}
-		response, capture, began, err := f.attempt(in, r, lease)
-		if err == nil && response.StatusCode != http.StatusServiceUnavailable {
+		answer, err := f.attempt(in, r, lease)
+		if err == nil && answer.response.StatusCode != http.StatusServiceUnavailable {
 			body.Drop() // no further attempt follows, and the response may take minutes
-			header := time.Since(start)
+			header := answer.header.Sub(start)
 			f.metrics.firstByte.Observe(header.Seconds())
 			r.recordPlace(lease, header)
-			return f.accept(in, response, r, lease, capture, began)
+			return f.accept(in, r, lease, answer)
 		}
 		full := false
-		if response != nil {
-			full = wire.IsQueueFull(response.Body)
-			response.Body.Close()
+		if err == nil {
+			full = tries.refuse(answer.response)
 		}
 		if in.Context().Err() != nil {
 			return nil, in.Context().Err()
@@ -64,6 +64,9 @@ func (f *forwarder) RoundTrip(in *http.Request) (*http.Response, error) {
 		r.record.Retry()
 		tries.add(lease, full)
 		if err == nil { // 503: the pod is loading, draining or overloaded
+			if !full {
+				lease.recordUnavailable()
+			}
 			f.metrics.retries.WithLabelValues(retryUnavailable).Inc()
 			continue
 		}
@@ -77,36 +80,52 @@ func (f *forwarder) RoundTrip(in *http.Request) (*http.Response, error) {
 	}
 }
 
-// attempt sends a request to the place of its lease. It returns the capture state and the time of sending. A request
-// that may have been rejected because of the capture is sent once more with the client's body, and counts as if it had
-// been sent unchanged.
-func (f *forwarder) attempt(in *http.Request, r *request, lease *Lease) (_ *http.Response, _ capture, sent time.Time, _ error) {
-	done := f.sampler.requestExperts(r, lease)
-	sent = f.observations.now()
-	response, err := f.writer.send(in, r, lease, done)
-	if err == nil && done.refused(response) {
-		response.Body.Close()
+// answer is a response that has begun.
+type answer struct {
+	response *http.Response
+	capture  capture
+	// sent is the time at which the request was sent, header the time at which the header of the response arrived.
+	sent, header time.Time
+}
+
+// attempt sends a request to the place of its lease. A request that may have been rejected because of the capture is
+// sent once more with the client's body, and counts as if it had been sent unchanged. A pod that breaks the connection
+// before the first byte of its response, or before the header of a stream, has not answered.
+func (f *forwarder) attempt(in *http.Request, r *request, lease *Lease) (answer, error) {
+	a := answer{capture: f.sampler.requestExperts(r, lease), sent: f.observations.now()}
+	var err error
+	a.response, err = f.writer.send(in, r, lease, a.capture)
+	if err == nil && a.capture.refused(a.response) {
+		a.response.Body.Close()
 		lease.releaseReserved()
-		done, sent = capture{}, f.observations.now()
-		response, err = f.writer.send(in, r, lease, done)
+		a.capture, a.sent = capture{}, f.observations.now()
+		a.response, err = f.writer.send(in, r, lease, a.capture)
+	}
+	a.header = time.Now()
+	if err == nil {
+		err = readBegin(a.response)
 	}
 	if err != nil {
 		lease.Release()
-		return nil, capture{}, sent, err
+		return answer{}, err
 	}
-	lease.mark(response.Header)
-	response.Body = &leasedBody{ReadCloser: response.Body, lease: lease}
-	return response, done, sent, nil
+	f.reader.stored.learn(r.path, a.response, lease.endpoint())
+	hideAddress(a.response, lease.Backend.Scheme(), lease.endpoint())
+	lease.mark(a.response.Header)
+	a.response.Body = &leasedBody{ReadCloser: a.response.Body, lease: lease}
+	return a, nil
 }
 
 // accept passes a response that has begun through the remaining stages.
-func (f *forwarder) accept(in *http.Request, response *http.Response, r *request, lease *Lease, capture capture, sent time.Time) (*http.Response, error) {
+func (f *forwarder) accept(in *http.Request, r *request, lease *Lease, a answer) (*http.Response, error) {
+	response := a.response
 	explainNotFound(response, r.path)
-	capture = f.sampler.limitResponse(response, lease, capture)
+	f.cors.learn(in.Header, response.Header)
+	capture := f.sampler.limitResponse(response, lease, a.capture)
 	r.answered(capture)
 	f.recorder.recordLoad(r, lease)
-	f.recorder.trackResponse(func() bool { return in.Context().Err() != nil }, response, r, lease, sent)
-	f.sampler.countEligible(response, r, lease, capture, sent)
+	f.recorder.trackResponse(func() bool { return in.Context().Err() != nil }, response, r, lease, a.sent)
+	f.sampler.countEligible(response, r, lease, capture, a.sent)
 	if err := f.rewriter.rewrite(response, r, lease, capture); err != nil {
 		response.Body.Close()
 		return nil, fmt.Errorf("read the engine's response: %w", err)

@@ -4,15 +4,19 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"net"
+	"net/http"
 	"sync/atomic"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/semmoe/operator/internal/httpserver"
+	"github.com/semmoe/operator/internal/httpserver/buildinfo"
 	"github.com/semmoe/operator/internal/router/client"
 	"github.com/semmoe/operator/internal/router/picker"
+	"github.com/semmoe/operator/internal/router/wire"
 )
 
 // EndpointPickerOptions configures a router that chooses endpoints for a gateway.
@@ -58,7 +62,7 @@ func newFrontend(pool *Pool, registry *prometheus.Registry, log logr.Logger, opt
 			secured = options.TLS.Server("http/1.1")
 		}
 		front.Server = httpserver.New(httpserver.Options{
-			TLS: secured, Handler: closingUnless(&front.ready, proxy), Log: log, ReadHeaderTimeout: headerTimeoutOf(options),
+			TLS: secured, Handler: closingUnless(&front.ready, health(&front.ready, proxy)), Log: log, ReadHeaderTimeout: headerTimeoutOf(options),
 			MaxHeaderBytes: maxClientHeaderBytes, MaxConnections: cmp.Or(options.MaxConnections, DefaultMaxConnections), Memory: options.Memory,
 		})
 		return front, observations, nil
@@ -81,6 +85,24 @@ const DefaultMaxConnections = 4096
 
 // maxClientHeaderBytes allows for cookies, which can be several times as large as all other headers.
 const maxClientHeaderBytes = 64 << 10
+
+// health answers the health checks of clients and load balancers by the readiness of the router: /health of SGLang and
+// vLLM, /ping of SageMaker. /version is the version of the router, because pods may differ.
+func health(ready *atomic.Bool, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		reads := r.Method == http.MethodGet || r.Method == http.MethodHead
+		switch {
+		case reads && r.URL.Path == "/version":
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(map[string]string{"version": buildinfo.Read().Version}) // a disconnected client needs no answer
+		case !(reads && (r.URL.Path == "/health" || r.URL.Path == "/ping") || r.Method == http.MethodPost && r.URL.Path == "/ping"):
+			next.ServeHTTP(w, r)
+		case !ready.Load():
+			w.Header().Set("Retry-After", "1")
+			wire.WriteError(w, r.URL.Path, http.StatusServiceUnavailable, wire.Unavailable, "the request router does not know its endpoints yet, or is draining")
+		}
+	})
+}
 
 // clientFrontend proxies requests of clients.
 type clientFrontend struct {

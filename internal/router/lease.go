@@ -140,6 +140,19 @@ func (l *Lease) recordOutcome(serves bool) {
 	}
 }
 
+// recordUnavailable keeps requests away from the backend of the lease, which has answered 503: for the ejection time, and
+// for twice as long after each further one, like after failures. Responses to requests that were sent before the end of
+// the ejection do not count.
+func (l *Lease) recordUnavailable() {
+	l.pool.mu.Lock()
+	defer l.pool.mu.Unlock()
+	if l.taken.Before(l.on.ejectedUntil) {
+		return
+	}
+	l.eject(ejection << min(l.on.failures, maxEjectionDoublings))
+	l.on.failures++
+}
+
 // recordCached records that the place of the lease caches the request. It must follow a Match of the pool's prefixes
 // for the same request. The lock must be held.
 func (l *Lease) recordCached(prefixes []uint64) {

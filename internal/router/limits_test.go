@@ -348,7 +348,8 @@ func TestRequestThatCrashesEngines(t *testing.T) {
 	}
 }
 
-// TestWaitsForPods checks that requests wait for loading or unreachable pods as long as the options allow.
+// TestWaitsForPods checks that requests wait for loading or unreachable pods as long as the options allow. The client
+// then gets the response of a loading pod, or the reason if no pod has responded.
 func TestWaitsForPods(t *testing.T) {
 	loading := func(name string) discovery.Backend {
 		return newEngine(t, name, 2, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "loading", http.StatusServiceUnavailable) })
@@ -358,9 +359,10 @@ func TestWaitsForPods(t *testing.T) {
 		"both": {loading("c"), {Pod: "gone", Address: "127.0.0.1:1", Ranks: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			want := map[bool]string{true: "no serving pod is ready", false: "loading"}[name == "unreachable"]
 			router, pool := limitedRouter(t, ProxyOptions{EndpointWait: 300 * time.Millisecond}, pods...)
 			response, body := post(t, router.URL+"/v1/completions", `{}`)
-			if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" || !strings.Contains(body, "no serving pod is ready") {
+			if response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" || !strings.Contains(body, want) {
 				t.Errorf("%s: %s", response.Status, body)
 			}
 			eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })

@@ -275,72 +275,6 @@ func TestResponses(t *testing.T) {
 	}
 }
 
-// TestStoresNoResponses checks that requests that need a stored response are rejected with the reason and reach no
-// engine, and that other requests store none.
-func TestStoresNoResponses(t *testing.T) {
-	gatewaytest.NoLeaks(t)
-	var asked atomic.Int32
-	bodies := make(chan string, 4)
-	engine := newEngine(t, "a", 4, func(_ http.ResponseWriter, r *http.Request) {
-		asked.Add(1)
-		body, _ := io.ReadAll(r.Body)
-		bodies <- string(body)
-	})
-	engine.Engine = "SGLang"
-	url, _ := proxyServer(t, newPool(engine), ProxyOptions{MaxBodyBytes: 1 << 10, EndpointWait: time.Second})
-	gateway, _, _ := newPicker(t, newPool(engine), ProxyOptions{})
-	for name, tc := range map[string]struct {
-		method, path, body string
-		code               int
-		want               string
-	}{
-		"get":      {"GET", "/v1/responses/resp_1", "", 501, "responses are not stored"},
-		"items":    {"GET", "/v1/responses/resp_1/input_items", "", 501, "responses are not stored"},
-		"delete":   {"DELETE", "/v1/responses/resp_1", "", 501, "responses are not stored"},
-		"cancel":   {"POST", "/v1/responses/resp_1/cancel", "{}", 501, "responses are not stored"},
-		"previous": {"POST", "/v1/responses", `{"previous_response_id":"resp_1","input":"a"}`, 400, "previous_response_id is invalid: responses are not stored"},
-		"store":    {"POST", "/v1/responses", `{"store":true,"input":"a"}`, 400, "store is invalid: responses are not stored"},
-	} {
-		request, err := http.NewRequest(tc.method, url+tc.path, strings.NewReader(tc.body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := io.ReadAll(response.Body)
-		response.Body.Close()
-		if err != nil || response.StatusCode != tc.code || !strings.Contains(string(text), tc.want) {
-			t.Errorf("%s: %s: %s, %v; want %d, %s", name, response.Status, text, err, tc.code, tc.want)
-		}
-		stream := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
-		stream.RequestHeaders(tc.method, tc.path, nil, tc.body == "", nil)
-		if tc.body != "" {
-			stream.RequestBody([]byte(tc.body), 1000, true)
-		}
-		if code, _, body := stream.Refused(); code != tc.code || !strings.Contains(body, tc.want) {
-			t.Errorf("%s by a gateway: %d, %s", name, code, body)
-		}
-	}
-	if asked.Load() != 0 {
-		t.Errorf("the engine was asked %d times", asked.Load())
-	}
-	for body, want := range map[string]string{`{"input":"a"}`: `{"store":false,"input":"a"}`, `{"store":false}`: `{"store":false}`} {
-		fetch(t, url+"/v1/responses", body)
-		if got := <-bodies; got != want {
-			t.Errorf("the engine gets %s, want %s", got, want)
-		}
-		stream := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
-		stream.RequestHeaders(http.MethodPost, "/v1/responses", nil, false, nil)
-		stream.RequestBody([]byte(body), 1000, true)
-		stream.Picked()
-		if sent, _ := stream.Body(-1); string(sent) != want {
-			t.Errorf("by a gateway the engine gets %s, want %s", sent, want)
-		}
-	}
-}
-
 // TestRoutesThatEnginesLack checks that a route that an engine lacks is rejected with the reason. If pods of several
 // engines serve, pods of engines with the route get the requests.
 func TestRoutesThatEnginesLack(t *testing.T) {
@@ -351,7 +285,7 @@ func TestRoutesThatEnginesLack(t *testing.T) {
 		return backend
 	}
 	for path, want := range map[string]map[string]bool{
-		"/generate": {"SGLang": true}, "/v1/tokenize": {"SGLang": true}, "/tokenize": {"SGLang": true, "VLLM": true, "VLLMAscend": true},
+		"/generate": {"SGLang": true}, "/v1/embeddings": {"SGLang": true, "VLLM": true, "VLLMAscend": true}, "/v2/embed": {"VLLM": true, "VLLMAscend": true}, "/v1/tokenize": {"SGLang": true}, "/tokenize": {"SGLang": true, "VLLM": true, "VLLMAscend": true},
 		"/v1/completions": {"SGLang": true, "VLLM": true, "VLLMAscend": true, "TensorRTLLM": true},
 		"/v1/messages":    {"SGLang": true, "VLLM": true, "VLLMAscend": true, "TensorRTLLM": true},
 		"/v1/responses":   {"SGLang": true, "VLLM": true, "VLLMAscend": true, "TensorRTLLM": true},
@@ -392,7 +326,7 @@ func TestExplainsMissingRoutes(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	for _, tc := range []struct{ path, answer, want string }{
 		{"/v1/messages", `{"detail":"Not Found"}`, `{"error":{"message":"the engine of this service has no such route: POST /v1/messages","type":"not_found_error"},"type":"error"}`},
-		{"/v1/responses", `{"detail":"Not Found"}`, `{"error":{"code":404,"message":"the engine of this service has no such route: POST /v1/responses","type":"not_found"}}`},
+		{"/v1/responses", `{"detail":"Not Found"}`, `{"error":{"code":404,"message":"the engine of this service has no such route: POST /v1/responses","param":null,"type":"not_found"}}`},
 		{"/v1/messages", `{"type":"error","error":{"type":"NotFoundError","message":"The model gpt does not exist."}}`, `{"type":"error","error":{"type":"NotFoundError","message":"The model gpt does not exist."}}`},
 		{"/v1/completions", `{"text":"` + strings.Repeat("x", maxNotFoundBytes) + `","detail":"Not Found"}`, `{"text":"` + strings.Repeat("x", maxNotFoundBytes) + `","detail":"Not Found"}`},
 	} {

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -61,7 +63,7 @@ func (c *pinChecker) run(ctx context.Context) error {
 	for {
 		due, wake, changed := c.pool.duePinChecks()
 		for _, b := range due {
-			running.Go(func() { c.pool.endPinCheck(b.on, c.check(ctx, b.Backend)) })
+			running.Go(func() { c.pool.endPinCheck(b.on, c.check(ctx, b.Backend, b.known)) })
 		}
 		timer := time.NewTimer(wake)
 		select {
@@ -90,19 +92,20 @@ func (c *pinChecker) settle(ctx context.Context) {
 	}
 }
 
-// check returns the results by route. Inconclusive routes are omitted. Routes that read the rank from the body are
+// check returns the results by route. Routes with a known result are omitted, because an engine that ignores the rank
+// would generate a token again, and so are inconclusive ones. Routes that read the rank from the body are
 // checked only if another route has rejected the rank: releases of SGLang before 2026-03 exit when a body has a rank
 // out of range (sgl-project/sglang#19762), and do not read the header.
-func (c *pinChecker) check(ctx context.Context, b discovery.Backend) map[string]pin {
+func (c *pinChecker) check(ctx context.Context, b discovery.Backend, known map[string]pin) map[string]pin {
 	adapter, found := b.Adapter(c.engine), map[string]pin{}
-	refuses := false
+	refuses := slices.Contains(slices.Collect(maps.Values(known)), pinObeyed)
 	for _, inBody := range []bool{false, true} {
 		for _, route := range pinnedRoutes {
 			header, field := adapter.OnRoute(route)
-			if header == "" && field == "" || (field != "") != inBody || inBody && !refuses || lacking[route][b.Engine] {
+			if header == "" && field == "" || (field != "") != inBody || inBody && !refuses || lacking[route][b.Engine] || known[route].isConclusive() {
 				continue
 			}
-			smallest := inference[route].smallest
+			smallest := engine.APIOf(route).Smallest
 			if strings.Contains(smallest, "%s") {
 				smallest = fmt.Sprintf(smallest, c.modelName(ctx, b))
 			}
@@ -186,7 +189,8 @@ func (c *pinChecker) ask(ctx context.Context, b discovery.Backend, route, smalle
 // pinCheck is a backend to be checked, with its state when the check became due.
 type pinCheck struct {
 	discovery.Backend
-	on *backend
+	on    *backend
+	known map[string]pin
 }
 
 // duePinChecks returns the backends to be checked now and marks them as busy. wait is the time until another check is
@@ -212,7 +216,7 @@ func (p *Pool) duePinChecks() (due []pinCheck, wait time.Duration, changed <-cha
 				wait = min(wait, state.next.Sub(now))
 			default:
 				state.busy = true
-				due = append(due, pinCheck{b.Backend, b})
+				due = append(due, pinCheck{b.Backend, b, maps.Clone(b.pins)})
 			}
 		}
 	}
@@ -225,7 +229,7 @@ func (p *Pool) duePinChecks() (due []pinCheck, wait time.Duration, changed <-cha
 // isUnchecked reports whether the check of at least one route of a backend was inconclusive.
 func (p *Pool) isUnchecked(b *backend) bool {
 	for _, route := range pinnedRoutes {
-		if known := p.pinOf(b, route); !lacking[route][b.Engine] && (known == pinUnchecked || known == pinUnproven) {
+		if !lacking[route][b.Engine] && !p.pinOf(b, route).isConclusive() {
 			return true
 		}
 	}

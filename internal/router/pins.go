@@ -29,6 +29,11 @@ const (
 	pinContradicted pin = "contradicted"
 )
 
+// isConclusive reports whether a route needs no further check.
+func (p pin) isConclusive() bool {
+	return p == pinObeyed || p == pinIgnored || p == pinContradicted
+}
+
 var allPins = []pin{pinUnchecked, pinObeyed, pinUnproven, pinIgnored, pinContradicted}
 
 // sharesAddress reports whether the ranks of a backend share an address.

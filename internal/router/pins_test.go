@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/refengine"
 	"github.com/semmoe/operator/internal/router/discovery"
@@ -98,7 +99,7 @@ func TestReportsOnlyServingRanks(t *testing.T) {
 						if route != deaf {
 							ranks[served] = true
 						}
-						if route != deaf && inference[route].reportsExperts {
+						if route != deaf && engine.APIOf(route).ReportsExperts {
 							requests++
 							exact.Local += count.Local
 							exact.Total += count.Total
@@ -203,7 +204,7 @@ func (d *double) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func TestAnswersThatReportAnotherRank(t *testing.T) {
 	for _, body := range []string{`{"text":"x"}`, `{"text":"x","stream":true}`} {
 		for _, percent := range []int{0, 100} {
-			engine := &double{refuses: slices.Collect(maps.Keys(inference)), serve: func(asked int) int { return (asked + 1) % 4 }}
+			engine := &double{refuses: pinnedRoutes, serve: func(asked int) int { return (asked + 1) % 4 }}
 			backend := newEngine(t, "a", 4, engine.ServeHTTP)
 			backend.Engine, backend.Shape, backend.Revision = "SGLang", &planstest.Shape, "r"
 			pool := checkedPool(t, backend)
@@ -246,7 +247,7 @@ func TestAnswersThatReportAnotherRank(t *testing.T) {
 		}
 	}
 	// Generated text is not a report.
-	engine := &double{refuses: slices.Collect(maps.Keys(inference)), serve: func(asked int) int { return asked }}
+	engine := &double{refuses: pinnedRoutes, serve: func(asked int) int { return asked }}
 	backend := newEngine(t, "a", 4, engine.ServeHTTP)
 	backend.Engine = "SGLang"
 	url, _ := proxyServer(t, checkedPool(t, backend), ProxyOptions{MaxBodyBytes: 1 << 20, EndpointWait: time.Second})
@@ -285,7 +286,7 @@ func TestEngineThatRejectsNoRank(t *testing.T) {
 	if failed := testutil.ToFloat64(observed.failures); failed != 3 || len(observed.recent()) != 0 {
 		t.Errorf("observed %+v, %v failed", observed.recent(), failed)
 	}
-	want := []lar.IgnoredRank{{Revision: "r", Route: "/v1/chat/completions", Pods: 1}, {Revision: "r", Route: "/v1/completions", Pods: 1}, {Revision: "r", Route: "/v1/messages", Pods: 1}}
+	want := []lar.IgnoredRank{{Revision: "r", Route: "/invocations", Pods: 1}, {Revision: "r", Route: "/v1/chat/completions", Pods: 1}, {Revision: "r", Route: "/v1/completions", Pods: 1}, {Revision: "r", Route: "/v1/messages", Pods: 1}}
 	if diff := cmp.Diff(want, observed.report().IgnoredRanks); diff != "" {
 		t.Errorf("ignored ranks (-want +got):\n%s", diff)
 	}
@@ -294,7 +295,7 @@ func TestEngineThatRejectsNoRank(t *testing.T) {
 // TestNewBackendsAreCheckedFirst checks that a new backend gets no request until its check ends or takes too long.
 func TestNewBackendsAreCheckedFirst(t *testing.T) {
 	release := make(chan struct{})
-	engine := &double{refuses: slices.Collect(maps.Keys(inference)), serve: func(asked int) int { return asked }}
+	engine := &double{refuses: pinnedRoutes, serve: func(asked int) int { return asked }}
 	backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get(rankHeader) == strconv.Itoa(noSuchRank) {
 			<-release
@@ -441,10 +442,45 @@ func TestPinsOfAnEngineThatClosesConnections(t *testing.T) {
 	t.Cleanup(engine.Close)
 	checker := pinChecker{transport: newTransport(EngineConnections{}), log: logr.Discard()}
 	backend := discovery.Backend{Pod: "p", Address: strings.TrimPrefix(engine.URL, "http://"), Ranks: 2, Engine: "VLLM"}
-	found := checker.check(t.Context(), backend)
+	found := checker.check(t.Context(), backend, nil)
 	for _, route := range []string{"/v1/chat/completions", "/v1/completions"} {
 		if found[route] != pinObeyed {
 			t.Errorf("%s: %v, want %v", route, found[route], pinObeyed)
+		}
+	}
+}
+
+// TestRepeatedChecksAskOnlyOpenRoutes checks that a repeated check leaves out the routes with a known result: a route that
+// ignores the rank generates a token for each check.
+func TestRepeatedChecksAskOnlyOpenRoutes(t *testing.T) {
+	var mu sync.Mutex
+	asked := map[string]int{}
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		asked[r.URL.Path]++
+		mu.Unlock()
+		switch r.URL.Path {
+		case "/v1/completions":
+			http.Error(w, fmt.Sprintf("data_parallel_rank %d is out of range", noSuchRank), http.StatusBadRequest)
+		case "/v1/chat/completions":
+			fmt.Fprint(w, "{}")
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	t.Cleanup(engine.Close)
+	checker := pinChecker{transport: newTransport(), log: logr.Discard()}
+	backend := discovery.Backend{Pod: "p", Address: strings.TrimPrefix(engine.URL, "http://"), Ranks: 2, Engine: "VLLM"}
+	found := checker.check(t.Context(), backend, nil)
+	if found["/v1/completions"] != pinObeyed || found["/v1/chat/completions"] != pinIgnored {
+		t.Errorf("found %v", found)
+	}
+	checker.check(t.Context(), backend, found)
+	mu.Lock()
+	defer mu.Unlock()
+	for route, want := range map[string]int{"/v1/completions": 1, "/v1/chat/completions": 1, "/invocations": 2} {
+		if asked[route] != want {
+			t.Errorf("%s was asked %d times, want %d", route, asked[route], want)
 		}
 	}
 }

@@ -372,6 +372,26 @@ func (p *Pool) backends() []discovery.Backend {
 	return all
 }
 
+// engineServer is a server of an engine: host:port, and the scheme of its URLs.
+type engineServer struct{ scheme, endpoint string }
+
+// servers returns the servers of all backends: one per pod, or per rank with its own port.
+func (p *Pool) servers() []engineServer {
+	var all []engineServer
+	for _, b := range p.backends() {
+		if len(b.RankAddresses) == 0 {
+			all = append(all, engineServer{b.Scheme(), b.Address})
+			continue
+		}
+		for _, address := range b.RankAddresses {
+			if address != "" {
+				all = append(all, engineServer{b.Scheme(), address})
+			}
+		}
+	}
+	return all
+}
+
 // Len returns the number of backends.
 func (p *Pool) Len() int {
 	p.mu.Lock()

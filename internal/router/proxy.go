@@ -3,6 +3,7 @@ package router
 import (
 	cryptorand "crypto/rand"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
@@ -64,6 +65,8 @@ type ProxyOptions struct {
 	ClientLimits *clientauth.Limits
 	// Recorder records single requests; nil records none.
 	Recorder *telemetry.Recorder
+	// PassThrough lists further routes of the engines that clients may use (registry.CheckPassThrough).
+	PassThrough []string
 	// TokenizePath is the engine route that returns the token ids of a prompt; empty if there is none.
 	TokenizePath string
 	// EndpointWait is the maximum time that a request waits for a ready pod.
@@ -89,20 +92,25 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 
 // newProxyHandler returns the handler that forwards requests through the stages.
 func newProxyHandler(s *stages, options ProxyOptions, log logr.Logger) http.Handler {
-	fail := func(w http.ResponseWriter, r *http.Request, err error) { writeFailure(w, r, err, log) }
+	var origins cors
+	fail := func(w http.ResponseWriter, r *http.Request, err error) {
+		origins.apply(r.Header, w.Header())
+		writeFailure(w, r, err, log)
+	}
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme, r.Out.URL.Host = "http", "engine" // replaced for each attempt
+			r.Out.URL.RawQuery = r.In.URL.RawQuery              // ReverseProxy has removed what Go cannot parse
 			r.Out.Header.Del("Expect")                          // the body was read before, so the client has already got 100 Continue
 			// No route can be upgraded. A client may offer HTTP/2 with every request, and some engines then read no
 			// body.
 			for _, name := range append([]string{"Connection", "Upgrade", "Http2-Settings"}, rankHeaders(r.Out.Header)...) {
 				r.Out.Header.Del(name)
 			}
-			r.SetXForwarded()
+			forward(r)
 		},
 		// ReverseProxy flushes streams and responses of unknown length after each event, regardless of FlushInterval.
-		Transport:  &forwarder{s, options.EndpointWait},
+		Transport:  &forwarder{stages: s, wait: options.EndpointWait, passThrough: options.PassThrough, cors: &origins},
 		BufferPool: &client.CopyBuffers{},
 		// A broken stream is visible to the client. Here it is logged at debug level only.
 		ErrorLog:     slog.NewLogLogger(logr.ToSlogHandler(log), slog.LevelDebug),
@@ -116,14 +124,20 @@ func newProxyHandler(s *stages, options ProxyOptions, log logr.Logger) http.Hand
 	if options.Keys != nil {
 		handler = authenticated(handler, &options, s.metrics, fail)
 	}
-	handler = options.Recorder.Handler(routes.Only(handler), routes.Pattern, HeaderRequestID)
+	routes := newRoutes(options.PassThrough)
+	handler = routes.Only(handler, func(w http.ResponseWriter, r *http.Request) { fail(w, r, errNoRoute) })
+	handler = options.Recorder.Handler(handler, routes.Pattern, HeaderRequestID)
 	return s.metrics.count(identified(handler), options.ClientTimeout)
 }
 
 // authenticated passes the requests of known clients on, without their keys. It rejects all others, and clients above
-// their limits, before the body is read.
+// their limits, before the body is read. Browsers send no key with OPTIONS, which costs an engine nothing.
 func authenticated(next http.Handler, options *ProxyOptions, m *metrics, fail func(http.ResponseWriter, *http.Request, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodOptions {
+			next.ServeHTTP(w, r)
+			return
+		}
 		reject := func(err error) {
 			w.Header().Set("Connection", "close") // the server must not wait for the body
 			fail(w, r, err)
@@ -144,6 +158,22 @@ func authenticated(next http.Handler, options *ProxyOptions, m *metrics, fail fu
 		defer release()
 		next.ServeHTTP(w, r)
 	})
+}
+
+// forward adds the client's address to the headers of the proxies in front of the router, and keeps the protocol and the
+// host that the first of them has set. ReverseProxy has removed these headers.
+func forward(r *httputil.ProxyRequest) {
+	for _, name := range []string{"Forwarded", "X-Forwarded-For"} {
+		if values := r.In.Header[name]; values != nil {
+			r.Out.Header[name] = values
+		}
+	}
+	r.SetXForwarded()
+	for _, name := range []string{"X-Forwarded-Proto", "X-Forwarded-Host"} {
+		if values := r.In.Header[name]; values != nil {
+			r.Out.Header[name] = values
+		}
+	}
 }
 
 // identified gives each request an id, which the engine logs.
@@ -179,10 +209,8 @@ func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Lo
 	case errors.As(err, &limit):
 		w.Header().Set("Retry-After", strconv.Itoa(int(max(time.Second, limit.RetryAfter+time.Second-1)/time.Second)))
 		fail(http.StatusTooManyRequests, wire.RateLimited, err.Error()+"; retry later")
-	case errors.Is(err, errStored) && wire.IsStoredResponse(r.URL.Path):
-		fail(http.StatusNotImplemented, wire.NotImplemented, err.Error())
-	case errors.Is(err, errStored):
-		fail(http.StatusBadRequest, wire.InvalidRequest, err.Error())
+	case errors.Is(err, errNoRoute):
+		fail(http.StatusNotFound, wire.NotFound, fmt.Sprintf("%s %s is %v", r.Method, r.URL.Path, err))
 	case errors.Is(err, errLacksRoute):
 		fail(http.StatusNotFound, wire.NotFound, lacksRoute(r.URL.Path))
 	case errors.Is(err, errRankChosen):

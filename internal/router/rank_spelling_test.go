@@ -3,7 +3,6 @@ package router
 import (
 	"fmt"
 	"io"
-	"maps"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -60,7 +59,7 @@ func TestNoSpellingChoosesARank(t *testing.T) {
 		backend.Engine = engineType
 		adapter := adapterOf(t, engineType)
 		url, _ := proxyServer(t, newPool(discovery.Pinnable([]discovery.Backend{backend}, &adapter)...), ProxyOptions{MaxBodyBytes: 1 << 20, EndpointWait: time.Second})
-		paths := slices.DeleteFunc(append(slices.Sorted(maps.Keys(inference)), posts...), func(path string) bool { return lacking[path][engineType] })
+		paths := slices.DeleteFunc(allRoutes(), func(path string) bool { return lacking[path][engineType] })
 		for range 300 {
 			path, name := paths[random.IntN(len(paths))], rankNames[random.IntN(len(rankNames))]
 			body, header := `{"prompt":"x"}`, ""

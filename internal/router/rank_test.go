@@ -86,7 +86,7 @@ func TestClientsCannotChooseTheRank(t *testing.T) {
 // rank, on any route.
 func TestDropsRanksOfClientsOnEveryRoute(t *testing.T) {
 	for _, engineType := range []string{"SGLang", "VLLM", "VLLMAscend", "TensorRTLLM"} {
-		for path := range inference {
+		for _, path := range inferenceRoutes() {
 			for name, choice := range rankChoices {
 				if lacking[path][engineType] {
 					continue

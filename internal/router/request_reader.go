@@ -3,7 +3,6 @@ package router
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -19,6 +18,7 @@ import (
 type requestReader struct {
 	engine        *engine.Adapter // of pods that do not name their engine
 	tokenizer     *tokenize.Remote
+	stored        *storedResponses
 	samplePercent int
 	// readsPrompts reports whether a later stage reads prompts.
 	readsPrompts func() bool
@@ -32,7 +32,7 @@ var (
 )
 
 // writtenFields are the body fields that later stages look for before they add them.
-var writtenFields = append(slices.Clone(requestFields), wire.StoreMember)
+var writtenFields = requestFields
 
 // HeaderRequestID identifies a request; the router gives one to a request that has none.
 const HeaderRequestID = "X-Request-Id"
@@ -54,33 +54,23 @@ func checkRank(header http.Header, body wire.Body) error {
 	return nil
 }
 
-// checkState rejects requests that only the pod with the stored earlier response could answer.
-func checkState(path string, body wire.Body) error {
-	if wire.IsStoredResponse(path) {
-		return errStored
-	}
-	if path != wire.ResponsesPath {
-		return nil
-	}
-	if member, advice := body.NeedsStore(); member != "" {
-		return fmt.Errorf("%s is invalid: %w; %s", member, errStored, advice)
-	}
-	return nil
-}
-
 // read reads a client request whose body has passed checkRank and chooses no rank. The context is the context of the
-// request.
-func (s *requestReader) read(ctx context.Context, path, id string, body wire.Body) *request {
-	r := newRequest(path, id, body, s.samplePercent > 0 || s.readsPrompts())
+// request. The header has the credentials of the client.
+func (s *requestReader) read(ctx context.Context, api engine.API, id string, header http.Header, body wire.Body) *request {
+	r, path := newRequest(api, id, body, s.samplePercent > 0 || s.readsPrompts()), api.Path
 	r.body = body.Only(writtenFields)
 	r.tokenize = s.tokenizer.For(ctx)
 	r.lacking = lacking[path]
 	r.shifted = r.reportsExperts && body.RequestsAny(startFields)
 	r.sampled = r.reportsExperts && !r.shifted && sampled(rand.Uint64(), s.samplePercent)
-	r.asksExperts = r.reportsExperts && body.RequestsAny(requestFields)
+	r.asksExperts = r.reportsExperts && body.RequestsAny(requestFields) || api.AlwaysReports
 	r.writable = body.IsObject()
-	route, infers := inference[path]
-	neverPinned := infers && route.smallest == ""
+	if stored := neededID(path, body); stored != "" {
+		if endpoint, found := s.stored.server(ctx, stored, header); found {
+			r.eligible = func(other string) bool { return other == endpoint }
+		}
+	}
+	neverPinned := api.Computes && api.Smallest == ""
 	r.pins = func(b discovery.Backend) bool {
 		routes := b.Adapter(s.engine).RankRoutes
 		return !neverPinned && !slices.Contains(routes.Unpinned, path) && (r.writable || routes.FieldOn(path) == "")
@@ -93,16 +83,18 @@ func (s *requestReader) read(ctx context.Context, path, id string, body wire.Bod
 func sampled(random uint64, percent int) bool { return random%100 < uint64(percent) }
 
 // newRequest returns a request with a body of any content. It has a prompt if readsPrompt is true.
-func newRequest(path, id string, b wire.Body, readsPrompt bool) *request {
+func newRequest(api engine.API, id string, b wire.Body, readsPrompt bool) *request {
+	path := api.Path
 	r := &request{id: id, path: path, planRandom: rand.Uint64(), tokens: 1}
-	var route inferenceRoute
-	if route, r.inference = inference[path]; !r.inference {
+	if r.inference = api.Computes; !r.inference {
 		return r
 	}
-	r.reportsExperts = route.reportsExperts
+	r.reportsExperts = api.ReportsExperts
 	r.route = path
 	r.answers, r.copies = b.Answers(path)
-	r.output = b.Output(r.answers)
+	if api.Limit != "" {
+		r.output = b.Output(r.answers)
+	}
 	r.answerTokens = b.ExpectedAnswerTokens()
 	if readsPrompt {
 		r.prompt = wire.PromptOf(path, b)

@@ -1,9 +1,15 @@
 package router
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
+	"net/http"
+	"strconv"
 	"time"
+
+	"github.com/semmoe/operator/internal/router/wire"
 )
 
 var (
@@ -12,6 +18,9 @@ var (
 	errQueueFull       = errors.New("the request queues of the serving pods are full")
 )
 
+// errRefused is returned if all pods have answered 503 for refusalWait. The client gets the last of these responses.
+var errRefused = errors.New("all serving pods answer that they are not available")
+
 // errAllFull is returned if every rank that a request could go to has reached its limit of pending requests.
 var errAllFull = errors.New("all ranks have reached their limit of pending requests")
 
@@ -19,6 +28,9 @@ const (
 	// firstPause is the time until a request is sent to all pods again. It doubles each time, up to longestPause.
 	firstPause   = 100 * time.Millisecond
 	longestPause = time.Second
+	// refusalWait is the time for which a request is sent again if all pods answer 503. These pods are ready, so a longer
+	// wait rarely helps, and the client can decide by the response.
+	refusalWait = 2 * time.Second
 )
 
 // tries records the failed attempts of the current round. In a round each pod gets the request once. A pod with
@@ -29,10 +41,42 @@ type tries struct {
 	full map[string]bool
 	// pause is the time to wait before the next round.
 	pause time.Duration
+	// refusal is the last response with status 503, with its body; nil if there is none. refusedAt is the time of the first
+	// one.
+	refusal   *http.Response
+	refusedAt time.Time
 }
 
 func newTries() *tries {
 	return &tries{places: map[string]bool{}, full: map[string]bool{}, pause: firstPause}
+}
+
+// refuse keeps a response with status 503, and closes it. It reports whether the queue of the pod is full.
+func (t *tries) refuse(response *http.Response) (full bool) {
+	text, _ := io.ReadAll(io.LimitReader(response.Body, maxRefusalBytes)) // a partial text is sufficient
+	response.Body.Close()
+	if full = wire.IsQueueFull(text); full {
+		return true
+	}
+	if t.refusal == nil {
+		t.refusedAt = time.Now()
+	}
+	if response.Header.Get("Retry-After") == "" {
+		response.Header.Set("Retry-After", "1")
+	}
+	response.Header.Set("Content-Length", strconv.Itoa(len(text)))
+	response.ContentLength, response.TransferEncoding = int64(len(text)), nil
+	response.Body = io.NopCloser(bytes.NewReader(text))
+	t.refusal = response
+	return false
+}
+
+// refusalOr returns the last response with status 503 if no other pod can take the request, and the error otherwise.
+func (t *tries) refusalOr(err error) (*http.Response, error) {
+	if t.refusal != nil && (errors.Is(err, errRefused) || errors.Is(err, errNoBackend)) {
+		return t.refusal, nil
+	}
+	return nil, err
 }
 
 // add records that the place of a lease did not answer. full is true if its queue is full.
@@ -50,7 +94,8 @@ func (t *tries) add(lease *Lease, full bool) {
 
 // reserve reserves a rank of a pod that was not tried. Once all pods were tried, it waits and tries all of them again:
 // an unreachable pod may have just been deleted, and its successor may be starting. It fails at the deadline. It fails
-// at once if pods have full queues, because polling them would add to their load.
+// at once if pods have full queues, because polling them would add to their load, and after refusalWait if all pods
+// answer 503.
 func (p *Pool) reserve(ctx context.Context, deadline time.Time, r *request, tries *tries) (*Lease, error) {
 	lease, ok := p.reserveUntil(ctx, deadline, r, tries)
 	switch {
@@ -80,6 +125,10 @@ func (p *Pool) reserveUntil(ctx context.Context, deadline time.Time, r *request,
 	defer cancel()
 	if len(tries.places) == 0 {
 		return p.wait(ctx, r, nil)
+	}
+	if tries.refusal != nil && time.Since(tries.refusedAt) >= refusalWait && p.Len() > 0 {
+		r.refused = errRefused
+		return nil, false
 	}
 	pause, cancelPause := context.WithTimeout(ctx, tries.pause)
 	defer cancelPause()

@@ -30,7 +30,9 @@ func newStages(pool *Pool, registry prometheus.Registerer, options ProxyOptions)
 	metrics, observations, unnamed := newMetrics(registry, pool), newObservations(registry, options, pool), options.adapter()
 	transport := newTransport(options.Engines)
 	s := &stages{
-		reader:   &requestReader{engine: unnamed, samplePercent: options.SamplePercent, readsPrompts: pool.readsPrompts},
+		reader: &requestReader{
+			engine: unnamed, samplePercent: options.SamplePercent, readsPrompts: pool.readsPrompts, stored: newStoredResponses(pool, transport),
+		},
 		sampler:  &sampler{pool: pool, engine: unnamed, percent: options.SamplePercent, observations: observations},
 		writer:   &requestWriter{engine: unnamed, transport: transport},
 		recorder: &outcomeRecorder{engine: unnamed, metrics: metrics, observations: observations},

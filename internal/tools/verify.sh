@@ -15,7 +15,7 @@ complain() {
 # Generated files: generate into the tree, and compare with the previous state.
 before=$(mktemp -d)
 trap 'rm -rf "$before"' EXIT
-generated=(config charts api docs/api.md docs/engine-releases.md)
+generated=(config charts api docs/api.md docs/engine-releases.md docs/routes.md)
 tar -cf "$before/tree.tar" "${generated[@]}"
 make -s generate >/dev/null
 mkdir "$before/tree"

@@ -83,6 +83,7 @@ func TestVLLM(t *testing.T) {
 
 	t.Run("requests run on the reported ranks", func(t *testing.T) { vllmPins(t, moed, url) })
 	t.Run("the server obeys ranks on the adapter's routes", func(t *testing.T) { vllmObeysRanks(t, get(t, moed)) })
+	t.Run("routes are passed on", func(t *testing.T) { vllmPassesRoutes(t, get(t, moed), url) })
 	t.Run("streams are complete", func(t *testing.T) { vllmStreams(t, url) })
 	t.Run("a client that disconnects frees its rank", func(t *testing.T) { vllmAborts(t, moed, url) })
 	lap("the server without a plan is tested")
@@ -497,8 +498,60 @@ func vllmPins(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 		t.Fatal(err)
 	}
 	response.Body.Close()
-	if response.StatusCode != http.StatusNotImplemented {
-		t.Errorf("reading a stored response returned %s", response.Status)
+	if response.StatusCode != http.StatusNotFound {
+		t.Errorf("reading a response that no server stores returned %s", response.Status)
+	}
+}
+
+// vllmPassedRoutes are requests, as method, path and body, that the router passes on. The answer of a server depends on
+// the model and on its flags.
+var vllmPassedRoutes = [][3]string{
+	{"POST", "/v1/chat/completions/batch", `{"model":"tiny","messages":[[{"role":"user","content":"a"}],[{"role":"user","content":"b"}]],"max_tokens":2}`},
+	{"POST", "/inference/v1/generate", `{"model":"tiny","token_ids":[5,6,7],"sampling_params":{"max_tokens":2}}`},
+	{"POST", "/invocations", `{"model":"tiny","prompt":"a","max_tokens":2}`},
+	{"POST", "/v1/completions?x=1", `{"model":"tiny","prompt":"a","max_tokens":2}`},
+	{"POST", "/v1/completions/", `{"model":"tiny","prompt":"a","max_tokens":2}`},
+	{"POST", "/v1/completions/render", `{"model":"tiny","prompt":"a"}`},
+	{"POST", "/v1/messages/count_tokens", `{"model":"tiny","messages":[{"role":"user","content":"a"}]}`},
+	{"POST", "/tokenize", `{"model":"tiny","prompt":"a"}`},
+	{"POST", "/detokenize", `{"model":"tiny","tokens":[5]}`},
+	{"POST", "/generative_scoring", `{"model":"tiny","query":"a","items":["b"],"label_token_ids":[5,6]}`},
+	{"POST", "/v1/embeddings", `{"model":"tiny","input":"a"}`},
+	{"POST", "/v1/score", `{"model":"tiny","text_1":"a","text_2":"b"}`},
+	{"POST", "/rerank", `{"model":"tiny","query":"a","documents":["b"]}`},
+	{"POST", "/v1/responses", `{"model":"tiny","input":"a","previous_response_id":"resp_1"}`},
+	{"POST", "/v1/responses/resp_1/cancel", ""},
+	{"DELETE", "/v1/responses/resp_1", ""},
+	{"PUT", "/v1/rerank", `{}`},
+	{"OPTIONS", "/v1/completions", ""},
+}
+
+// vllmPassesRoutes compares the answers of the server with those through the router: status, type and CORS headers.
+func vllmPassesRoutes(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
+	pod, pods := listEnginePods(t, moed)[0], podClient(t)
+	direct := fmt.Sprintf("http://%s:%d", pod.Status.PodIP, moed.Spec.Engine.Port)
+	ask := func(client *http.Client, base string, request [3]string) string {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), request[0], base+request[1], strings.NewReader(request[2]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Origin", "http://page.example")
+		r.Header.Set("Access-Control-Request-Method", "POST")
+		once := *client
+		once.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+		response, err := once.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		return fmt.Sprint(response.StatusCode, " ", response.Header.Get("Content-Type"), " ", response.Header.Get("Access-Control-Allow-Origin"))
+	}
+	for _, request := range vllmPassedRoutes {
+		if want, got := ask(pods, direct, request), ask(http.DefaultClient, url, request); got != want {
+			t.Errorf("%s %s: %s through the router, %s directly", request[0], request[1], got, want)
+		}
 	}
 }
 

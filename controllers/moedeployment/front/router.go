@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -29,6 +31,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/managerauth"
 )
@@ -213,6 +216,10 @@ func routerArgs(moed *semmoev1.MoEDeployment) []string {
 	}
 	if hold := moed.Spec.Routing.HoldMilliseconds; hold != nil {
 		args = append(args, fmt.Sprintf("--hold=%dms", *hold))
+	}
+	// A path that a newer release rejects must not stop the router.
+	if paths := slices.DeleteFunc(slices.Clone(moed.Spec.Routing.PassThrough), func(path string) bool { return registry.CheckPassThrough(path) != nil }); len(paths) > 0 {
+		args = append(args, "--pass-through="+strings.Join(paths, ","))
 	}
 	args = append(args, securityArgs(moed)...)
 	if limit := moed.Spec.Placement.TokenLoadLimitPercent; limit != nil {

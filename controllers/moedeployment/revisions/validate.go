@@ -76,6 +76,9 @@ func Faults(moed *semmoev1.MoEDeployment) []*InvalidError {
 	}
 	_, err = machines.BuiltIn(moed.Spec.Placement.Hardware)
 	check("InvalidSpec", "spec.placement.hardware.", err)
+	for _, path := range moed.Spec.Routing.PassThrough {
+		check("InvalidSpec", "spec.routing.passThrough: ", registry.CheckPassThrough(path))
+	}
 	add(validateTemplates(moed))
 	return faults
 }

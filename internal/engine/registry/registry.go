@@ -38,6 +38,15 @@ func Names(of func(engine.Adapter) string) []string {
 	return names
 }
 
+// CheckPassThrough returns an error if clients must not reach a path through the request router, whatever engine serves.
+func CheckPassThrough(path string) error {
+	var administrative []string
+	for _, adapter := range All() {
+		administrative = append(administrative, adapter.Administrative...)
+	}
+	return engine.CheckPassThrough(path, administrative)
+}
+
 // For returns the adapter of an engine type.
 func For(engineType string) (engine.Adapter, error) {
 	for _, adapter := range All() {

@@ -31,7 +31,7 @@ func Adapter() engine.Adapter {
 			Decode:      engine.StepKind{Steps: "decode_", Tokens: "decode"},
 			Requirement: "add --enable-metrics to spec.engine.args",
 		},
-		RankRoutes: engine.RankRoutes{Field: "routed_dp_rank", InField: []string{"/generate"}, Unpinned: []string{"/v1/responses"}, Reported: "dp_rank"},
+		RankRoutes: engine.NewRankRoutes(routes(), "routed_dp_rank", "dp_rank"),
 		// The engine reads the header only with --schedule-policy routing-key.
 		RoutingKeyHeader: "X-Smg-Routing-Key",
 		HealthPath:       "/health",
@@ -61,7 +61,7 @@ func Adapter() engine.Adapter {
 		IgnoresTiedEmbeddings: ignoresTiedEmbeddings,
 
 		Images: []string{"sglang"}, ReleasePath: "/server_info",
-		Oldest: minimum, Newest: mapAlwaysUsed, Mechanisms: mechanisms(),
+		Oldest: minimum, Newest: mapAlwaysUsed, Mechanisms: mechanisms(), Routes: routes(), Administrative: administrative,
 	}
 }
 

@@ -29,7 +29,8 @@ func Adapter() engine.Adapter {
 		Check:        check, CheckStart: checkStart,
 
 		Images: []string{"tensorrt-llm/release", "tensorrt-llm"}, ReleasePath: "/version",
-		Oldest: engine.Release{Major: 1}, Newest: newest, Mechanisms: mechanisms(),
+		Oldest: engine.Release{Major: 1}, Newest: newest, Mechanisms: mechanisms(), Routes: routes(), Administrative: administrative,
+		RankRoutes: engine.NewRankRoutes(routes(), "", ""),
 	}
 }
 
@@ -192,9 +193,8 @@ func mechanisms() []engine.Mechanism {
 			"--pp_size --pipeline_parallel_size", "--cp_size --context_parallel_size", "--extra_llm_api_options --config"),
 		engine.NewMechanisms(engine.FlagKind, newest, open, "tensorrt_llm/commands/serve.py; NVIDIA/TensorRT-LLM#11711", engine.Read, "--served_model_name"),
 		engine.NewMechanisms(engine.FlagKind, newest, open, serve, engine.Read, "--enable_attention_dp"),
-		engine.NewMechanisms(engine.RouteKind, one, open, "tensorrt_llm/serve/openai_server.py", engine.Read, "/health", "/version", "/v1/completions", "/v1/chat/completions"),
-		engine.NewMechanisms(engine.RouteKind, engine.Release{Major: 1, Minor: 1}, open, "tensorrt_llm/serve/openai_server.py", engine.Read, "/v1/responses"),
-		engine.NewMechanisms(engine.RouteKind, newest, open, "tensorrt_llm/serve/openai_server.py; NVIDIA/TensorRT-LLM#18289, after 1.3.0rc23", engine.Read, "/v1/messages", "/v1/messages/count_tokens"),
+		engine.NewMechanisms(engine.RouteKind, one, open, "tensorrt_llm/serve/openai_server.py", engine.Read, "/health", "/version"),
+		engine.RouteMechanisms(routes()),
 		engine.NewMechanisms(engine.MemberKind, one, open, args, engine.Read, slices.Sorted(maps.Keys(controlledMembers))...),
 		engine.NewMechanisms(engine.MemberKind, one, open, args, engine.Read, "moe_config", "load_balancer", "speculative_config", "decoding_type", "num_slots", "layer_updates_per_iter", "initial_global_assignments"),
 		engine.NewMechanisms(engine.ValueKind, one, engine.Release{Major: 1, Minor: 2}, "moe_config.backend; removed by NVIDIA/TensorRT-LLM#17797", engine.Read, "WIDEEP"),

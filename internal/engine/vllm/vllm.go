@@ -18,7 +18,7 @@ func Adapter() engine.Adapter {
 		Type:       "VLLM",
 		Command:    []string{"vllm", "serve"},
 		RankHeader: "X-data-parallel-rank",
-		RankRoutes: engine.RankRoutes{Unpinned: []string{"/v1/responses"}},
+		RankRoutes: engine.NewRankRoutes(routes(), "", ""),
 		HealthPath: "/health",
 		RoutedExperts: engine.RoutedExperts{
 			// The OpenAI routes ignore unknown members.
@@ -40,7 +40,7 @@ func Adapter() engine.Adapter {
 		CheckOverlap: checkOverlap,
 
 		Images: []string{"vllm-openai", "vllm"}, ReleasePath: "/version",
-		Oldest: oldest, Newest: newest, Mechanisms: Mechanisms(),
+		Oldest: oldest, Newest: newest, Mechanisms: Mechanisms(), Routes: routes(), Administrative: administrative,
 	}
 }
 

@@ -23,6 +23,8 @@ func Adapter() engine.Adapter {
 	a.CheckOverlap = nil        // vLLM's backends with overlap are for other devices
 	a.Images, a.Oldest, a.Newest = []string{"vllm-ascend"}, oldest, newest
 	a.Mechanisms = slices.Concat(slices.DeleteFunc(a.Mechanisms, func(m engine.Mechanism) bool { return newest.Before(m.First) || m.Kind == engine.DraftKind }), mechanisms())
+	a.Routes = slices.DeleteFunc(a.Routes, func(r engine.Route) bool { return newest.Before(r.First) })
+	a.RankRoutes = engine.NewRankRoutes(a.Routes, "", "")
 	return a
 }
 

@@ -25,7 +25,6 @@ var errorResponses = []struct {
 	{ErrNoEndpoint, http.StatusServiceUnavailable, "service_unavailable", 5},
 	{ErrAllFull, http.StatusTooManyRequests, "rate_limit_exceeded", 1},
 	{client.ErrNoMemory, http.StatusTooManyRequests, "rate_limit_exceeded", 1},
-	{ErrNotImplemented, http.StatusNotImplemented, wire.NotImplemented, 0},
 	{ErrNoRoute, http.StatusNotFound, "not_found", 0},
 	{ErrInvalid, http.StatusBadRequest, "invalid_request_error", 0},
 	{ErrCompressed, http.StatusUnsupportedMediaType, "invalid_request_error", 0},

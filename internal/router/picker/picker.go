@@ -27,8 +27,6 @@ var (
 	// ErrInvalid is answered with 400, ErrCompressed with 415.
 	ErrInvalid    = errors.New("invalid request")
 	ErrCompressed = errors.New("unsupported content encoding")
-	// ErrNotImplemented is answered with 501.
-	ErrNotImplemented = errors.New("not implemented")
 
 	errBodyTooLarge   = errors.New("request body too large")   // 413
 	errHeaderTooLarge = errors.New("request header too large") // 431

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"strconv"
 
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/router/jsonscan"
 )
 
@@ -106,7 +107,10 @@ func (b Body) Answers(path string) (all, each int64) {
 // limit returns the maximum number of tokens of one answer.
 func (b Body) limit() int64 {
 	native := ParseBody(b.get("sampling_params"))
-	for _, value := range [][]byte{b.get("max_tokens"), b.get("max_completion_tokens"), b.get("max_output_tokens"), native.get("max_new_tokens")} {
+	for _, value := range [][]byte{
+		b.get("max_tokens"), b.get("max_completion_tokens"), b.get("max_output_tokens"), native.get("max_new_tokens"), native.get("max_tokens"),
+		ParseBody(b.get("options")).get("num_predict"), ParseBody(ParseBody(b.get("parameters")).get("sampling_params")).get("max_new_tokens"),
+	} {
 		if limit, err := strconv.ParseInt(string(value), 10, 64); err == nil && limit >= 0 {
 			return min(limit, maxOutput)
 		}
@@ -116,21 +120,19 @@ func (b Body) limit() int64 {
 
 // prompts returns the number of prompts of the request. A list has one prompt per element, except a list of token ids.
 func (b Body) prompts(path string) int64 {
-	var list []byte
-	switch path {
-	case "/v1/completions":
-		list = b.get("prompt")
-	case "/generate":
-		if list = b.get("text"); len(list) == 0 || list[0] != '[' {
-			list = b.get("input_ids")
+	api := engine.APIOf(path)
+	if api.Form != engine.Texts || api.Limit == "" {
+		return 1
+	}
+	for _, name := range api.Prompt {
+		list := b.get(name)
+		if len(list) == 0 || list[0] != '[' {
+			continue
+		}
+		if first := bytes.TrimLeft(list[1:], " \t\r\n"); first[0] == '"' || first[0] == '[' {
+			elements, _ := jsonscan.Array(list, nil)
+			return int64(len(elements))
 		}
 	}
-	if len(list) == 0 || list[0] != '[' {
-		return 1
-	}
-	if first := bytes.TrimLeft(list[1:], " \t\r\n"); first[0] != '"' && first[0] != '[' {
-		return 1
-	}
-	elements, _ := jsonscan.Array(list, nil)
-	return int64(len(elements))
+	return 1
 }

@@ -11,7 +11,6 @@ const (
 	InvalidRequest  = "invalid_request_error"
 	Unauthenticated = "authentication_error"
 	NotFound        = "not_found"
-	NotImplemented  = "not_implemented"
 	RateLimited     = "rate_limit_exceeded"
 	Internal        = "internal_error"
 	BadGateway      = "bad_gateway"
@@ -23,7 +22,11 @@ const messagesPath = "/v1/messages"
 
 // ofMessages reports whether a path is, or ends in, a route of the Messages API.
 func ofMessages(path string) bool {
-	return strings.HasSuffix(strings.TrimSuffix(path, "/count_tokens"), messagesPath)
+	path = strings.TrimSuffix(path, "/")
+	for _, of := range []string{"/count_tokens", "/render"} {
+		path = strings.TrimSuffix(path, of)
+	}
+	return strings.HasSuffix(path, messagesPath)
 }
 
 // anthropicTypes maps status codes to Anthropic's error types. All other codes map to api_error.
@@ -34,9 +37,10 @@ var anthropicTypes = map[int]string{
 	http.StatusServiceUnavailable: "overloaded_error",
 }
 
-// ErrorBody returns an error in the format of the API that a path belongs to: Anthropic's or OpenAI's.
+// ErrorBody returns an error in the format of the API that a path belongs to: Anthropic's or OpenAI's. Clients of OpenAI
+// expect the member param. It is null, because no error of the router concerns one member of a request.
 func ErrorBody(path string, code int, kind, message string) []byte {
-	body := map[string]any{"error": map[string]any{"message": message, "type": kind, "code": code}}
+	body := map[string]any{"error": map[string]any{"message": message, "type": kind, "param": nil, "code": code}}
 	if ofMessages(path) {
 		kind = "api_error"
 		if known := anthropicTypes[code]; known != "" {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/router/jsonscan"
 )
 
@@ -122,24 +123,11 @@ func promptOfTexts(texts []string) Prompt {
 // PromptOf returns the prompt in the body of an inference route. It is empty if the tokens cannot be determined.
 func PromptOf(path string, b Body) Prompt {
 	var p Prompt
-	switch path {
-	case "/v1/completions":
-		p = promptOfValue(b.get("prompt"))
-	case "/v1/chat/completions":
-		texts, media := messageParts(b.get("messages"))
-		p = promptOfTexts(texts)
-		p.Media = media
-		for _, name := range toolMembers {
-			p.addTools(b.get(name))
-		}
-	case messagesPath:
-		p = promptOfBlocks(b, "system", "messages")
-	case ResponsesPath:
-		p = promptOfBlocks(b, "instructions", "input")
-	case "/generate":
-		if p = promptOfValue(b.get("text")); p.Empty() {
-			p = promptOfValue(b.get("input_ids"))
-		}
+	switch api := engine.APIOf(path); api.Form {
+	case engine.Texts:
+		p = promptOfMembers(b, api.Prompt)
+	case engine.Blocks:
+		p = promptOfBlocks(b, api.Prompt[0], api.Prompt[1])
 	default:
 		return p
 	}
@@ -158,6 +146,40 @@ func MediaOf(path string, b Body) Media {
 		return b.data[m.Start] == '"' && !slices.Contains(mediaMembers, string(m.Key)) && !slices.Contains(embedMembers, string(m.Key))
 	})
 	return PromptOf(path, b).Media
+}
+
+// chatMember is the member with chat messages, or with lists of them.
+const chatMember = "messages"
+
+// promptOfMembers reads the texts of the members, in order, or the token ids of the first one if no member has texts.
+func promptOfMembers(b Body, members []string) Prompt {
+	var p, ids Prompt
+	var texts []string
+	more := 0
+	for _, name := range members {
+		value := b.get(name)
+		if name == chatMember {
+			texts, p.Media = messageParts(value, 1)
+			for _, tools := range toolMembers {
+				p.addTools(b.get(tools))
+			}
+			continue
+		}
+		if read := promptOfValue(value); len(read.Texts) > 0 {
+			texts, more = append(texts, read.Texts...), more+read.More
+		} else if ids.Empty() {
+			ids = read
+		}
+	}
+	used := 0
+	for _, text := range texts {
+		p.add(text, &used)
+	}
+	p.More += more
+	if len(texts) == 0 {
+		p.IDs, p.More, p.Nested = ids.IDs, p.More+ids.More, ids.Nested
+	}
+	return p
 }
 
 // promptOfValue reads a string, a list of strings, a list of token ids, or a list of such lists.
@@ -215,12 +237,21 @@ func PromptOfIDs(value []byte) Prompt {
 	return p
 }
 
-// messageParts returns the texts of chat messages and their tool calls, and counts their media. It omits the text of
+// messageParts returns the texts of chat messages and their tool calls, and counts their media. With depth 1, the list
+// may also contain lists of messages. It omits the text of
 // the chat template: it is the same in all requests and does not distinguish ranks.
-func messageParts(messages []byte) (texts []string, media Media) {
+func messageParts(messages []byte, depth int) (texts []string, media Media) {
 	list, _ := jsonscan.Array(messages, nil)
 	for _, at := range list {
 		message := ParseBody(messages[at.Start:at.End])
+		if !message.object { // one conversation of a batch
+			if depth > 0 {
+				more, parts := messageParts(message.data, depth-1)
+				texts = append(texts, more...)
+				media.Parts, media.Bytes = media.Parts+parts.Parts, media.Bytes+parts.Bytes
+			}
+			continue
+		}
 		texts = message.appendContent(texts, &media)
 		texts = message.appendCalls(texts)
 	}

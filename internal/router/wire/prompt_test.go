@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/semmoe/operator/internal/engine"
 )
 
 func TestPrompt(t *testing.T) {
@@ -53,6 +55,12 @@ func TestPrompt(t *testing.T) {
 		"tools of another type":  {chat, `{"tools":{"type":"function"},"messages":[{"content":"a"}]}`, texts("a")},
 		"tools of no chat":       {completions, `{"tools":[{}],"prompt":"a"}`, texts("a")},
 		"chat of another type":   {chat, `{"messages":"a"}`, Prompt{}},
+		"a batch of chats":       {"/v1/chat/completions/batch", `{"messages":[[{"content":"a"},{"content":[{"type":"text","text":"b"}]}],[{"content":"c"}],[[{"content":"too deep"}]]]}`, texts("a", "b", "c")},
+		"token ids of vLLM":      {"/inference/v1/generate", `{"token_ids":[1,2],"sampling_params":{}}`, ids(1, 2)},
+		"a reranked text":        {"/v1/rerank", `{"query":"q","documents":["a","b"]}`, texts("q", "a", "b")},
+		"invocation of a chat":   {"/invocations", `{"messages":[{"content":"a"}],"tools":[{}]}`, Prompt{Texts: []string{"a"}, Tools: "[{}]"}},
+		"other invocation":       {"/invocations", `{"prompt":"a"}`, texts("a")},
+		"texts and ids":          {"/generate", `{"text":["a"],"input_ids":[1]}`, texts("a")},
 		"native text":            {native, `{"text":"a"}`, texts("a")},
 		"native texts":           {native, `{"text":["a","b"]}`, texts("a", "b")},
 		"native ids":             {native, `{"input_ids":[1,2]}`, ids(1, 2)},
@@ -113,7 +121,12 @@ func TestLongTools(t *testing.T) {
 // FuzzBody checks that parsing arbitrary bodies ends, stays within its bounds and returns a load. Routes without
 // inference have no prompt.
 func FuzzBody(f *testing.F) {
-	inference := []string{"/v1/completions", "/v1/chat/completions", "/generate", messagesPath, ResponsesPath}
+	var inference []string
+	for _, api := range engine.APIs() {
+		if api.Form != engine.NoPrompt {
+			inference = append(inference, api.Path)
+		}
+	}
 	for _, body := range []string{
 		`{"prompt":"a"}`, `{"prompt":[1,[2]]}`, `{"messages":[{"content":[{"text":"a"}]}]}`, `{"text":["a"],"input_ids":[1]}`,
 		`{"tools":[{}],"messages":[{"tool_calls":[{"function":{"name":"f","arguments":{"x":1}}}],"function_call":{"arguments":"{}"}}]}`,
@@ -153,4 +166,30 @@ func FuzzBody(f *testing.F) {
 			t.Fatalf("a prompt %+v out of nothing", p)
 		}
 	})
+}
+
+// TestReadsTheTablesOfRoutes checks that the prompt and the limit of every route are read from the members that the
+// table of routes names.
+func TestReadsTheTablesOfRoutes(t *testing.T) {
+	for _, api := range engine.APIs() {
+		for _, name := range api.Prompt {
+			value := `"word"`
+			if name == chatMember {
+				value = `[{"role":"user","content":"word"}]`
+			}
+			if got := PromptOf(api.Path, ParseBody([]byte(`{"`+name+`":`+value+`}`))); !slices.Equal(got.Texts, []string{"word"}) {
+				t.Errorf("%s: the prompt in %s is read as %+v", api.Path, name, got)
+			}
+		}
+		if api.Limit == "" {
+			continue
+		}
+		body := "7"
+		for _, name := range slices.Backward(strings.Split(api.Limit, ".")) {
+			body = `{"` + name + `":` + body + `}`
+		}
+		if got := ParseBody([]byte(body)).Output(1); got != 7 {
+			t.Errorf("%s: the limit in %s is read as %d", api.Path, body, got)
+		}
+	}
 }

@@ -13,7 +13,7 @@ import (
 // members hold content, such as messages and tool schemas, which may mention a rank for another purpose.
 var nested = map[string]bool{
 	"sampling_params": true, "extra_body": true, "extra_args": true, "vllm_xargs": true, "kv_transfer_params": true, "nvext": true,
-	"requests": true,
+	"requests": true, "parameters": true,
 }
 
 // DropRank overwrites with spaces, in place, each member of the body that chooses a rank (engine.NamesRank): of the

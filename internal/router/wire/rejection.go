@@ -1,18 +1,11 @@
 package wire
 
-import (
-	"bytes"
-	"io"
-)
-
-// refusalBytes is the maximum size of a rejection that is read to determine its reason.
-const refusalBytes = 4 << 10
+import "bytes"
 
 // IsQueueFull reports whether an engine rejects a request because its queue is full. Engines report a full queue with
 // the status of a loading or draining engine. Only the text differs: SGLang's is "The request queue is full."
-func IsQueueFull(refusal io.Reader) bool {
-	text, _ := io.ReadAll(io.LimitReader(refusal, refusalBytes)) // a partial text is sufficient
-	return bytes.Contains(bytes.ToLower(text), []byte("queue is full"))
+func IsQueueFull(refusal []byte) bool {
+	return bytes.Contains(bytes.ToLower(refusal), []byte("queue is full"))
 }
 
 // IsNotFoundResponse reports whether a response is the answer of an engine's web framework for an unknown route:

@@ -6,24 +6,12 @@ import (
 	"testing"
 )
 
-func TestNeedsStore(t *testing.T) {
+func TestPreviousResponse(t *testing.T) {
 	for body, want := range map[string]string{
-		`{"input":"a"}`: "", `{"input":"a","store":false}`: "", `{"input":"a","store":null,"previous_response_id":null}`: "", `{"background":false}`: "",
-		`{"input":"a","store":true}`: "store", `{"store":false,"store":true}`: "store", `{"previous_response_id":"resp_1","store":false}`: "previous_response_id",
-		`{"background":true}`: "background", `{"conversation":{"id":"c"}}`: "conversation", `{"metadata":{"store":true}}`: "", `{`: "", ``: "",
+		`{"input":"a"}`: "", `{"previous_response_id":null}`: "", `{"previous_response_id":"resp_1","store":false}`: "resp_1", `{"previous_response_id":7}`: "", `{`: "", ``: "",
 	} {
-		if member, advice := ParseBody([]byte(body)).NeedsStore(); member != want || (member == "") != (advice == "") {
-			t.Errorf("%s: %q, %q; want %q", body, member, advice, want)
-		}
-	}
-}
-
-func TestWithoutStore(t *testing.T) {
-	for body, want := range map[string]string{
-		`{"input":"a"}`: `{"store":false,"input":"a"}`, `{"store":null}`: `{"store":null}`, `{"store":false}`: `{"store":false}`, `{}`: `{"store":false}`, `[`: `[`,
-	} {
-		if head, rest := ParseBody([]byte(body)).WithoutStore(); head+string(rest) != want {
-			t.Errorf("%s becomes %s%s, want %s", body, head, rest, want)
+		if got := ParseBody([]byte(body)).PreviousResponse(); got != want {
+			t.Errorf("%s: %q, want %q", body, got, want)
 		}
 	}
 }
@@ -35,14 +23,16 @@ func TestWriteError(t *testing.T) {
 		code       int
 		kind, want string
 	}{
-		{"/v1/completions", 429, RateLimited, `{"error":{"code":429,"message":"m","type":"rate_limit_exceeded"}}`},
-		{"/v1/responses", 501, NotImplemented, `{"error":{"code":501,"message":"m","type":"not_implemented"}}`},
+		{"/v1/completions", 429, RateLimited, `{"error":{"code":429,"message":"m","param":null,"type":"rate_limit_exceeded"}}`},
+		{"/v1/responses/", 503, Unavailable, `{"error":{"code":503,"message":"m","param":null,"type":"service_unavailable"}}`},
+		{"/v1/messages/", 429, RateLimited, `{"error":{"message":"m","type":"rate_limit_error"},"type":"error"}`},
+		{"/v1/messages/render", 429, RateLimited, `{"error":{"message":"m","type":"rate_limit_error"},"type":"error"}`},
 		{"/v1/messages", 429, RateLimited, `{"error":{"message":"m","type":"rate_limit_error"},"type":"error"}`},
 		{"/v1/messages/count_tokens", 404, NotFound, `{"error":{"message":"m","type":"not_found_error"},"type":"error"}`},
 		{"/qwen/v1/messages", 503, Unavailable, `{"error":{"message":"m","type":"overloaded_error"},"type":"error"}`},
 		{"/v1/messages", 502, BadGateway, `{"error":{"message":"m","type":"api_error"},"type":"error"}`},
 		{"/v1/messages", 400, InvalidRequest, `{"error":{"message":"m","type":"invalid_request_error"},"type":"error"}`},
-		{"/v1/messagesx", 400, InvalidRequest, `{"error":{"code":400,"message":"m","type":"invalid_request_error"}}`},
+		{"/v1/messagesx", 400, InvalidRequest, `{"error":{"code":400,"message":"m","param":null,"type":"invalid_request_error"}}`},
 	} {
 		w := httptest.NewRecorder()
 		WriteError(w, tc.path, tc.code, tc.kind, "m")

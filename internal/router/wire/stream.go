@@ -71,44 +71,64 @@ type replacedBody struct {
 	io.Closer
 }
 
-// eventStream edits a stream of server-sent events. It forwards each event as soon as it has arrived.
+// maxEventBytes is the size above which an event is forwarded before it is complete.
+const maxEventBytes = 64 << 10
+
+// eventStream edits a stream of server-sent events. It forwards each event as soon as it is complete, in one piece, so
+// that a client gets it in one write.
 type eventStream struct {
 	upstream *bufio.Reader
 	body     io.Closer
 	edit     Edit
 	end      func()
 	budget   MemoryBudget
-	pending  []byte
-	skip     bool // skip the blank line that ends a removed event
+	// event contains the lines of the current event; pending is the part that was not read yet. whole is true once the
+	// event can be read.
+	event, pending []byte
+	whole          bool
+	skip           bool // skip the blank line that ends a removed event
 	// rest is the unedited rest of the stream after the budget was exhausted; nil before.
 	rest io.ReadCloser
 	err  error
 }
 
 func (s *eventStream) Read(p []byte) (int, error) {
-	if s.rest != nil {
-		return s.rest.Read(p)
-	}
 	for len(s.pending) == 0 {
-		if s.err != nil {
-			return 0, s.err
+		if s.event = s.event[:0]; cap(s.event) > 2*maxEventBytes {
+			s.event = nil
 		}
-		var line []byte
-		line, s.err = s.line()
+		for s.whole = false; !s.whole && s.rest == nil && s.err == nil; {
+			s.readLine()
+		}
+		if s.pending = s.event; len(s.pending) > 0 {
+			break
+		}
 		if s.rest != nil {
 			return s.rest.Read(p)
 		}
-		var err error
-		if s.pending, err = s.pass(line); err != nil {
-			s.err = err
-		}
-		if s.err == io.EOF {
-			s.end()
+		if s.err != nil {
+			return 0, s.err
 		}
 	}
 	n := copy(p, s.pending)
 	s.pending = s.pending[n:]
 	return n, nil
+}
+
+// readLine adds the next line, edited, to the event.
+func (s *eventStream) readLine() {
+	line, err := s.line()
+	if s.rest != nil {
+		return
+	}
+	s.err = err
+	if err := s.pass(line); err != nil {
+		s.err = err
+	}
+	if s.err == io.EOF {
+		s.end()
+	}
+	s.whole = len(s.event) > 0 && len(bytes.TrimSpace(line)) == 0 || len(s.event) >= maxEventBytes
 }
 
 func (s *eventStream) Close() error {
@@ -140,23 +160,25 @@ func (s *eventStream) line() ([]byte, error) {
 	}
 }
 
-// pass returns the edited line for the client.
-func (s *eventStream) pass(line []byte) ([]byte, error) {
+// pass edits a line and adds it to the event.
+func (s *eventStream) pass(line []byte) error {
 	if s.skip && len(bytes.TrimSpace(line)) == 0 {
 		s.skip = false
-		return nil, nil
+		return nil
 	}
 	s.skip = false
 	data, isData := bytes.CutPrefix(line, dataPrefix)
 	if !isData {
-		return line, nil
+		s.event = append(s.event, line...)
+		return nil
 	}
 	edited, err := s.edit(data, true)
 	if edited == nil {
 		s.skip = true
-		return nil, err
+		return err
 	}
-	return append(append([]byte(nil), dataPrefix...), edited...), err
+	s.event = append(append(s.event, dataPrefix...), edited...)
+	return err
 }
 
 // IsEmptyEvent reports whether an event of the OpenAI routes has neither a choice nor a usage. Such an event carries

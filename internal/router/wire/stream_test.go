@@ -1,7 +1,10 @@
 package wire
 
 import (
+	"bytes"
+	"io"
 	"math/rand/v2"
+	"net/http"
 	"strings"
 	"testing"
 )
@@ -39,5 +42,37 @@ func TestEvents(t *testing.T) {
 				t.Fatalf("%q has %d events, %d of them reported; want %d", text, e.N, count, want)
 			}
 		}
+	}
+}
+
+// TestRewrittenEventsAreWhole checks that an edited stream returns each event as a whole, as soon as it is complete, so
+// that a client gets it in one write. An event that never ends is returned in parts.
+func TestRewrittenEventsAreWhole(t *testing.T) {
+	reader, writer := io.Pipe()
+	defer writer.Close()
+	response := &http.Response{Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: reader}
+	edit := func(data []byte, _ bool) ([]byte, error) {
+		if bytes.Contains(data, []byte("gone")) {
+			return nil, nil
+		}
+		return bytes.ReplaceAll(data, []byte("1"), []byte("one")), nil
+	}
+	if err := Rewrite(response, edit, func() {}, &budget{most: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	buffer := make([]byte, 1<<20)
+	for _, event := range []struct{ sent, want string }{
+		{"data: 1\n\n", "data: one\n\n"}, {"event: x\r\ndata: 1\r\ndata: 2\r\n\r\n", "event: x\r\ndata: one\r\ndata: 2\r\n\r\n"}, {": ping\n\n", ": ping\n\n"},
+		{"data: gone\n\ndata: 3\n\n", "data: 3\n\n"}, {"data: " + strings.Repeat("x", 100) + "\n\n", "data: " + strings.Repeat("x", 100) + "\n\n"},
+	} {
+		go io.WriteString(writer, event.sent) //nolint:errcheck // the reader checks the text
+		if n, err := response.Body.Read(buffer); err != nil || string(buffer[:n]) != event.want {
+			t.Errorf("of %q, the first read returns %q, %v; want %q", event.sent, buffer[:n], err, event.want)
+		}
+	}
+	line := ": " + strings.Repeat("x", 1000) + "\n"
+	go io.WriteString(writer, strings.Repeat(line, 100)) //nolint:errcheck // the reader checks the text
+	if n, err := response.Body.Read(buffer); err != nil || n < maxEventBytes || n > maxEventBytes+len(line) {
+		t.Errorf("of an event without end, %d bytes are read first, %v", n, err)
 	}
 }

@@ -1138,6 +1138,12 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.NetworkPolicyMode
       default: Managed
+    - name: passThrough
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: associative
     - name: pendingLimitPerRank
       type:
         scalar: numeric

@@ -51,6 +51,10 @@ type RoutingSpecApplyConfiguration struct {
 	// pods of other namespaces cannot connect to it. Default: every pod of the cluster can connect. It requires mode
 	// EndpointPicker.
 	GatewayNamespaces []string `json:"gatewayNamespaces,omitempty"`
+	// passThrough lists further routes of the engine that clients may use, for example of a plug-in: absolute paths
+	// without a trailing slash, for all methods. Requests are balanced by load. The request router already passes on all
+	// routes for inference that the supported engines have. Administrative routes of any engine are rejected.
+	PassThrough []string `json:"passThrough,omitempty"`
 	// tls makes the request routers serve clients by TLS. Default: plain text. It requires mode Router.
 	TLS *RoutingTLSApplyConfiguration `json:"tls,omitempty"`
 	// auth makes the request routers reject requests without a valid API key with status 401. Default: every client is
@@ -134,6 +138,16 @@ func (b *RoutingSpecApplyConfiguration) WithNetworkPolicy(value apiv1alpha1.Netw
 func (b *RoutingSpecApplyConfiguration) WithGatewayNamespaces(values ...string) *RoutingSpecApplyConfiguration {
 	for i := range values {
 		b.GatewayNamespaces = append(b.GatewayNamespaces, values[i])
+	}
+	return b
+}
+
+// WithPassThrough adds the given value to the PassThrough field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the PassThrough field.
+func (b *RoutingSpecApplyConfiguration) WithPassThrough(values ...string) *RoutingSpecApplyConfiguration {
+	for i := range values {
+		b.PassThrough = append(b.PassThrough, values[i])
 	}
 	return b
 }

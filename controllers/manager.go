@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package controllers puts the operator's controllers into one manager.
 package controllers
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package solver is the solver library of the Sem-MoE operator. It turns a routing trace into a plan: a placement of
 // experts on ranks, and tables that forecast the best rank of a token or request. It also scores the plan on held-out
 // requests. It imports no Kubernetes package and no other package of the operator.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package webhook implements admission webhooks for the operator's kinds. They reject errors that the schemas cannot
 // detect, and return warnings for risky settings.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package v1alpha1
 
 // Conditions of a MoEDeployment. Each is always present, with observedGeneration, a reason, and a message that contains

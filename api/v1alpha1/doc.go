@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package v1alpha1 contains the types of the API group semmoe.io, version v1alpha1.
 //
 // The package contains only types and their validation markers. Its rules: enums instead of booleans; no floats, and no

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package v1alpha1
 
 // HardwareReference identifies a hardware profile: the measured times of kernels and exchanges on the serving machines.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package v1alpha1
 
 // Labels and annotations of the objects that the operator creates. Keys under semmoe.io/ are reserved for the operator.

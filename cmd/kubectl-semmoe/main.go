@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command kubectl-semmoe is the kubectl plugin "kubectl semmoe": see docs/kubectl.md.
 package main
 

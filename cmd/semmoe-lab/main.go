@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command semmoe-lab studies routing traces and plans: comparisons of placement algorithms, statistics, simulations and
 // schedules. No pod of the operator runs it.
 package main

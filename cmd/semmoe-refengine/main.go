@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command semmoe-refengine is the reference engine: it serves small Mixture-of-Experts checkpoints on CPUs, for tests,
 // demos and profiling without GPUs.
 package main

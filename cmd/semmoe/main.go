@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command semmoe is the static binary of the Sem-MoE operator. Every role of the system is one of its subcommands, so
 // that one image serves all roles.
 package main

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package affinityprofile makes profiles. It inspects the model and the data set, queries the artifact store for a
 // profile of the same inputs, and runs a Job that records a profile if there is none.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package moedeployment brings the model of a MoEDeployment into service and keeps it there: it inspects the
 // checkpoint, creates one workload per revision, moves replicas between revisions, and reports the status. Its parts
 // are packages. Decisions: decision (from one snapshot), planner (the plan to serve under), locality (traffic compared to

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package placementplan solves PlacementPlans and publishes them: the complete plan in the artifact store, and the
 // files that an engine reads in a ConfigMap.
 //

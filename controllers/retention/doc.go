@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package retention deletes artifacts from the artifact store that no object references.
 //
 // Invariants:

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package statemetrics exports the status of the operator's objects as metrics, for alerts. Prometheus reads the same
 // conditions and replica counts as a user of kubectl.
 //

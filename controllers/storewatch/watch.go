@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package storewatch checks whether the artifact store is available to the leading manager.
 //
 // Invariant: a failure is reported after it has lasted for patience, and its text does not change while it lasts.

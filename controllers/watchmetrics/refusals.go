@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package watchmetrics exports the kinds that a manager is not allowed to list or watch (RBAC). If such a right is
 // revoked while the manager runs, its cache keeps the last objects: the manager neither acts on changes nor reports a
 // condition. The metric is the only sign.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package artifact defines the protocol of the artifact store, and the environment of pods that use it. An artifact is a
 // file that is too large or too private for a ConfigMap: a routing trace with its counts, or the forecast tables of a
 // plan. Package access implements the client, and package store the server.

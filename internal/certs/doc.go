@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package certs implements a certificate authority (CA) with a key in a Secret. The replicas of a server share one
 // CA, and so do the replicas of a client. No other software is required.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package engine describes the inference engines for the operator and the request router: the command line of each
 // engine, the flags that the operator sets, how requests are pinned to a rank, how a plan is passed to the engine, and
 // when a plan has no benefit (docs/engines.md).

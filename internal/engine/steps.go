@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package engine
 
 // StepMetrics names the metrics with which an engine counts its steps and their tokens. The ranks have series with

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package kubectl implements the plugin "kubectl semmoe", which inspects and changes MoEDeployments and PlacementPlans
 // from a terminal.
 //

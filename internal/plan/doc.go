@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package plan stores solved plans: a directory of files for engines, the request router and users (docs/formats.md).
 //
 // Invariants:

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package probe checks whether an engine that serves under a plan produces the same outputs as without a plan. A
 // plan may change where work is done, but not what is computed. Engines have shipped with expert maps that are used to
 // load weights but ignored at dispatch. Such an engine produces fluent but wrong text, while every health check passes.

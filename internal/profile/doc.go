@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package profile records which experts the tokens of a data set activate, by sending its requests to a running engine.
 // The result is a routing trace of a sample of complete requests, and counts over all tokens. Together with a manifest
 // they are a profile in the artifact store.

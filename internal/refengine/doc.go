@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package refengine implements the reference engine: an MoE inference engine for CPUs with the part of SGLang's HTTP
 // API that the operator uses. It allows profiling, plans, routing and drift to run without a GPU.
 //

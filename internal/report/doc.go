@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package report writes an HTML report of a plan for readers who did not make the plan: the local activation rate, the
 // time saved, and the changes that the plan makes. A routing trace is optional.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package router implements the request router. As a proxy, it forwards the OpenAI and native routes of the engines to
 // engine ranks. As an endpoint picker, it selects ranks for a gateway (package picker).
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package router
 
 // countTokens adds the tokens of a counted response to the live samples, if their ids are known.

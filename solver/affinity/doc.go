@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package affinity converts routing traces into the inputs of the solver and the request router: how often each token
 // id or request activated each expert, and the forecast tables that follow from these counts and a placement.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package affinity
 
 // Grouped returns the counts of groups of size consecutive experts; size must divide the number of experts. A rank that

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package assign solves the two assignment problems of co-scheduling: unit items into bins of fixed capacity (experts
 // into slots, the tokens of a batch into equal shards; a transportation problem), and sized items under a load limit
 // (requests on ranks; a generalized assignment problem). The Lagrangian dual of the capacities gives prices of bins

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cost scores plans; no other package does. It takes a placement, a forecast and a routing trace, runs the
 // scheduler, and counts the recorded activations, independently of the scheduler's objective.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package cost
 
 // Report is the score of a plan on a set of requests. Shares are between 0 and 1, imbalances are at least 1. Figures

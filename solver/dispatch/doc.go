@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package dispatch decides online, based only on forecast scores, which rank serves a request (attention data
 // parallelism) or a token (attention tensor parallelism).
 //

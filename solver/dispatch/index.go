@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package dispatch
 
 // blockIndex is a hash table of blocks with open addressing and linear probing. Entries are block indices plus one; 0

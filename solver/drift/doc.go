@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package drift detects from sampled requests whether traffic has moved away from the traffic that a plan was made for.
 //
 // The package keeps three one-sided CUSUM charts (Page 1954). Each chart has a reference value k and a decision

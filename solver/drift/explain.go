@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package drift
 
 // Causes splits the drop of the local share from the in-control mean by cause. All shares are 0 if the local share has

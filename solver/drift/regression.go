@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package drift
 
 // Slopes are the coefficients of the expected local share on quantities known before a request is served.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package embedding contains vectors of token ids, by which tokens are similar.
 package embedding
 

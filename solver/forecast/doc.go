@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package forecast predicts the shares of a token's activations per rank, with attention tensor parallelism, from all
 // information available before a layer's gate runs: the token and the previous token, the text so far, the experts that
 // the token activated in earlier layers, and, during decoding, the routes of earlier positions.

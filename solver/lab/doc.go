@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package lab compares placement algorithms, forecasts and serving methods on routing traces, and describes traces. Only
 // semmoe-lab and tests use it: a plan that serves requests needs none of it. It imports the solver, which must not
 // import it.

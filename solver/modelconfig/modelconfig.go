@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package modelconfig reads config.json files as they occur in practice: with Python's number syntax, and with the
 // language model inside a multimodal wrapper.
 package modelconfig

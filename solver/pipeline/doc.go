@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package pipeline schedules the work inside MoE layers with attention and experts on disaggregated groups of ranks
 // (FinDEP, arXiv 2512.21487). A rank of the attention group works on micro-batches. The tokens of a micro-batch go to
 // the expert group and return in chunks.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package pipeline
 
 // Exposed returns the time, in microseconds, during which a link has a task but neither the attention group nor the

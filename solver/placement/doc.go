@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package placement solves the placement of experts: which expert is in which slot of which rank. Solve is the entry
 // point; Auto combines simulated annealing on the Gram matrix of the profile (anneal.go), alternation of exact
 // assignments (layers.go for attention TP, joint.go for attention DP) and local search by exact swaps (exchange.go,

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package placement
 
 // Clock models the time of a MoE layer for the objective Time.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package schedule computes the schedule of a plan inside MoE layers. For attention and experts on separate ranks, it
 // is FinDEP's schedule by the length of samples (package pipeline). For experts on the ranks of attention, it is the
 // number of groups in which EPS-MoE processes them, by the tokens of a rank (package eps).

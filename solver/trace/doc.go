@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package trace reads, writes, splits and samples routing traces: the experts that each token of a set of requests
 // activated in each MoE layer.
 //

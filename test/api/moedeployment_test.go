@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package api tests the validation of the kinds against a real API server.
 package api
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package apiserver starts only etcd and an API server, for tests that need no controllers and no nodes. Both end when
 // the process that started them ends, in any way. envtest does not ensure this: it starts both in separate process
 // groups, so neither Ctrl-C nor a test timeout would end them.

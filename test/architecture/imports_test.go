@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package architecture checks the imports, the directories and the documented structure of the module.
 package architecture
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build tools
 
 // Package argocd pins the release of Argo CD whose definitions the samples for it are held to. It is a separate module, so that none

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package audit compares the requests in the audit log of an API server with the rights that roles grant. It finds
 // rights that no request uses, and requests that were refused. It also lists the containers that a pod security
 // standard would refuse.

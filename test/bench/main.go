@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command bench runs benchmarks on this machine and prints the results as one JSON object. Without an argument, it
 // measures the solver, the reference engine, and the cost of the request router in front of the engine. The first
 // argument selects another benchmark:

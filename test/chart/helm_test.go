@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package chart tests the Helm chart with the Helm version that internal/tools/helm pins, and its objects with a real
 // API server.
 package chart

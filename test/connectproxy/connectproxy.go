@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package connectproxy implements an HTTP proxy that only tunnels (method CONNECT). Test clusters use it to reach the
 // pod network with end-to-end TLS, which the API server's proxy cannot forward.
 package connectproxy

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package copyrule compares the local activations that plans count under vllm-ascend's copy rule with a Python
 // reimplementation of the rule.
 package copyrule

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package corpus provides text of many kinds for demonstrations and measurements: documents that were written for the
 // corpus, in programming languages, data formats and human languages, and files of the Go distribution.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command demo runs the operator's main workflow through public interfaces only. It starts a cluster, installs the
 // operator with kubectl, and runs two acts.
 //

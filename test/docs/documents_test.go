@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package docs tests the documentation: it runs the commands, follows the links, and checks that the named metrics,
 // flags and Makefile targets exist. test/api tests the blocks in YAML.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package e2e runs user stories of the operator on a real control plane and node: real pods of the real binary, the
 // real reference engine and request router, over real HTTP. Only the manager runs inside the test process, so that
 // tests can crash it, and make e2e can run it with the race detector.

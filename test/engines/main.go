@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command engines is a test double of SGLang, vLLM, vllm-ascend and TensorRT-LLM: the reference engine with the command
 // line and the HTTP API of a release.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package expertscrambling renumbers the experts of routing traces. Plans from such traces are bad, but their forecasts are
 // good.
 package expertscrambling

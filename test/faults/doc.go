@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package faults injects realistic faults between a manager and the API server.
 //
 // Faults are injected into HTTP requests, below the client and the cache. A manager cannot distinguish them from real

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build tools
 
 // Package gateway pins the release of the Gateway API Inference Extension whose InferencePool the tests install. It is a separate

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package gpu_test tests the parts of the Python programs that need no GPU.
 package gpu_test
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package installation tests the life cycle of an installation on a real cluster: two nodes with kubelet, containerd
 // and CoreDNS, created by test/cluster. Helm installs the chart, and kubectl applies the sample of the README. During
 // all steps a client sends requests to the model through its DNS name and its Service. Each step reports how many

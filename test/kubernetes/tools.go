@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build tools
 
 // Package kubernetes pins the Kubernetes release that the tests run against. It is a separate module, so that none

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command leaderworkerset runs the controllers and webhooks of the LeaderWorkerSet release that go.mod pins, in a pod whose service
 // account may do everything. It is a separate module, so that none of it reaches the operator's go.mod.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package load measures how busy this machine is, so that the deadlines of tests and of the local cluster can be
 // scaled.
 //

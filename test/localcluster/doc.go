@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package localcluster runs a real Kubernetes control plane with one simulated node, for tests and demonstrations. It
 // runs on any Linux machine that allows unprivileged user namespaces, and needs no root, no container runtime, no
 // images and no network.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command lossless measures the lossless probe on a running engine: the rate of refused correct permutations, and the
 // rate of detected faults. The engine reloads its weights in place, so that a hundred checkpoints need one start.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package markdown parses documents for the tests of the documentation: blocks of code with their marks, spans of code,
 // links, and the anchors of headings. It supports only the Markdown syntax that the documentation uses.
 package markdown

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package metricsdoc compares docs/metrics.md with the descriptions of the collectors.
 package metricsdoc
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package nodeless runs a real control plane without nodes, for tests of controllers with many objects: etcd,
 // kube-apiserver and kube-controller-manager of the pinned release, unmodified, the artifact store, and an agent. The
 // agent writes the status of every Sem-MoE pod as if the pod ran on a node. The package needs no root and no

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package poll waits in tests for the effects of other goroutines and processes.
 package poll
 

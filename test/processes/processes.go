@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package processes finds processes of this machine, for tests that kill or limit one process. It ensures that a test
 // never affects a similar process of another cluster.
 package processes

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package programs runs the programs in bin/, and the pinned versions of Helm and kubectl, as subprocesses.
 package programs
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package reasons reads the condition reasons of each kind from the source code of the product. Tests compare them with
 // the health checks of Argo CD (test/gitops) and with docs/troubleshooting.md (test/docs).
 package reasons

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package specfields generates valid and invalid specs from the schemas of the kinds, and applies them to a real API server
 // with the controllers, on a control plane without nodes. It checks three properties:
 //   - The API server refuses an invalid value, or a condition names its field.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package tier selects how much the tests of a run cover. The environment variable SEMMOE_TESTS names the tier:
 //
 //	(unset)  the tests of every commit; a test whose programs are not built is skipped

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cli contains what the command lines of semmoe, semmoe-lab and semmoe-refengine share: the life of a process,
 // exit codes, flags that several commands have, and progress on a terminal. Start reading at Main.
 package cli

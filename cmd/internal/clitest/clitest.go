@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package clitest runs commands in tests of the command lines.
 package clitest
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package decision decides what a MoEDeployment needs from one snapshot of its objects, traffic and clock: the plan and
 // the revision to serve, whether traffic drifted, and the next step after a drift.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package desired contains helpers shared by the parts of the MoEDeployment controller: defaults of the spec,
 // and names and labels of children.
 package desired

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package front manages the objects in front of the engines of a MoEDeployment: the Services, the request router,
 // disruption budgets, network policies, and what a Gateway needs to query the router.
 //

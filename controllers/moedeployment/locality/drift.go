@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package locality evaluates whether traffic still matches the traffic that the plan in service was made for. The
 // evidence is either requests that routers sampled, or a Prometheus series.
 //

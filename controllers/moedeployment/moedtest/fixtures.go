@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package moedtest contains fixtures for tests of the MoEDeployment controller.
 package moedtest
 

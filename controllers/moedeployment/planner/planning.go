@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package planner decides which profile and plan a MoEDeployment needs, and under which plan it is served.
 //
 // Invariants:

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package plans reads the profiles, plans and tables of a MoEDeployment, and answers the questions of package planner,
 // which decides on them.
 package plans

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package revisions renders the workloads of a MoEDeployment's revisions, and reports the state of their replicas.
 //
 // Invariants:

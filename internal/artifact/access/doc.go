@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package access implements the client of the artifact store, and provides its address, CA certificate and tokens to
 // controllers and pods.
 //

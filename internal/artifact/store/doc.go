@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package store is the server of the artifact store. It stores artifacts in a bucket and serves them over HTTPS.
 // Package artifact defines the protocol and implements the client.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package storetest runs the artifact store with a real API server, for tests of its clients.
 package storetest
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package machines resolves references to hardware profiles: built-in profiles, and user-provided profiles in
 // ConfigMaps.
 //

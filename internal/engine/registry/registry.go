@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package registry maps the values of spec.engine.type to adapters.
 package registry
 

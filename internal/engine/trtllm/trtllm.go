@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package trtllm describes TensorRT-LLM's command line (trtllm-serve) and its options file.
 package trtllm
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package vllm describes vLLM's command line and HTTP API.
 package vllm
 

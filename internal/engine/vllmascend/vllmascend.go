@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package vllmascend describes vLLM with the vllm-ascend plugin: vLLM's interface, and an expert map.
 package vllmascend
 

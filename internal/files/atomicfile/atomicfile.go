@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package atomicfile writes files atomically: a reader sees either the previous content or the complete new content,
 // which is already on disk.
 package atomicfile

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package regularfile opens and reads files that a user names. It refuses everything that is not a regular file before
 // it opens the path: a named pipe or a socket blocks its reader, and opening a device can have effects. A symbolic link
 // to a regular file is followed.

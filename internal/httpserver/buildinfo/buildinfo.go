@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package buildinfo returns the version of the running binary, as text and as a metric.
 package buildinfo
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package apply writes objects by server-side apply, and only if they differ.
 //
 // Invariant: whether to write depends only on the live object, through its fields owned by the operator's field

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package conditionevents records events for changes of conditions.
 //
 // Invariant: one cause that changes several conditions at once is one event per level. The recorder would treat further

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package conditions writes findings of controllers as conditions, with the same wording for each kind.
 //
 // Invariant: an unchanged finding leaves the conditions unchanged at any time.

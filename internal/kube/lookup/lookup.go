@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package lookup reads objects that are in no cache, or not yet, and events.
 package lookup
 

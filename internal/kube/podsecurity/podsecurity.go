@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package podsecurity returns security contexts that satisfy the restricted pod security standard.
 package podsecurity
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package printable makes text from engines, servers, files and users safe to display in conditions, events, logs and
 // terminals.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package replicagroup determines which pods form one replica of a LeaderWorkerSet.
 //
 // Invariant: a pod without the annotation for pods per replica is a replica by itself.

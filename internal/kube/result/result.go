@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package result evaluates the results of a reconciliation: when to requeue, and which errors to report in a
 // condition.
 package result

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package statuscache remembers the status that a controller last wrote for each object, because its cache lags behind.
 //
 // Invariant: the memory is optional. A later version in the cache always overrides it, and it expires. A controller

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package writes contains the writes that controllers decide on, as values. Package apply executes them.
 package writes
 

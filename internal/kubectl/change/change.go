@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package change computes the patches of the commands approve, rollback, pause, resume and replan. Each patch equals
 // the manual change that the documentation describes.
 //

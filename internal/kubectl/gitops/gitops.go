@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package gitops finds the GitOps tool that applies an object from a repository. Such a tool reverts changes that are
 // not in the repository.
 package gitops

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package terminal formats text for terminals, with line wrapping and colors, and for pipes, as plain text.
 //
 // Invariants:

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package view describes objects of the API server and metrics of the request routers: the state of a deployment, the
 // benefit of a plan, the difference of two plans, and the load of the ranks.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package checkpoint reads Hugging Face checkpoints of MoE models: config.json, the safetensors index and the shards.
 //
 // Invariants:

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package family contains what the operator knows about families of MoE models, as one table: the layout of their
 // checkpoints, the rules of their configurations, and what engines support for them. A new family is an entry of the
 // table and a generated checkpoint in the tests of reshuffle.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package npy reads matrices of floating-point numbers from NumPy's .npy files. A file consists of a magic number, a
 // header with a Python dictionary literal, and the values in row-major or, if the header says so, column-major order.
 //

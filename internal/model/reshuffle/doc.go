@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package reshuffle writes a copy of a checkpoint in which the experts of some layers are permuted. The rows of the
 // layers' gates are permuted in the same way. The model computes the same outputs, and an engine with the plain linear
 // expert layout serves a plan.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package tokenizer reads the tokenizers of Hugging Face checkpoints, and encodes text to token ids and back. It reads
 // tokenizer.json, and the tiktoken.model of Kimi-K2.
 //

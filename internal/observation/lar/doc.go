@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package lar measures the local activation rate (LAR): the share of activations whose expert has a copy on the rank
 // that serves the token. An activation is a triple (token, layer, chosen expert) of a routed expert.
 //

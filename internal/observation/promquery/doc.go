@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package promquery queries a Prometheus server, or a server with the same HTTP API, for the values of one series over
 // a time range.
 //

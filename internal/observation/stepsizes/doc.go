@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package stepsizes describes how many tokens engines compute per step, over all ranks of a replica. Routers count
 // steps per engine pod in a Histogram and report it as a Pod. The manager merges the pods of a deployment into the
 // eight sizes that a plan is made for.

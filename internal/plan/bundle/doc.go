@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package bundle distributes plans: complete plans through the artifact store, and the files that an engine reads
 // through a ConfigMap.
 //

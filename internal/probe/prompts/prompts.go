@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package prompts contains the prompts that the probe sends to engines.
 package prompts
 

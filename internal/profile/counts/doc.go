@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package counts counts which experts token IDs activate, and writes and reads such counts as files (docs/trace-format.md).
 //
 // Invariants:

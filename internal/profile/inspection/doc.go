@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package inspection inspects a checkpoint, and optionally a data set, with Jobs that need no device. Controllers
 // cannot read the volumes of users, and no device is used before both are valid.
 //

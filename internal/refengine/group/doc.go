@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package group connects the processes of one replica that spans several nodes. Like the collectives of a real engine,
 // it ensures that no process serves before all have joined, and that all processes stop together.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package locality maps experts to expert-parallel ranks, and determines whether an activation is local to the rank
 // that serves its token.
 //

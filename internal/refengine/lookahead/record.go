@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package lookahead records a look-ahead for the tokens of a routing trace: the result of each gate if it is evaluated
 // before the attention of its layer.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package model computes the forward pass of a Qwen3-MoE language model in float32.
 //
 // Invariants:

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package model
 
 // moeScratch is the routing of one MoE layer for the rows of a step.

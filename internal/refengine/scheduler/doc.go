@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package scheduler batches requests continuously: one goroutine steps all running requests together, decoding requests
 // by one token and prefilling ones by a chunk of their prompt.
 //

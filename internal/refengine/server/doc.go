@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package server implements the part of SGLang's HTTP API that the operator uses: health, models, completions, chat
 // completions, generate, tokenize, loads and metrics.
 //

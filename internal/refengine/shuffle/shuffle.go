@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package shuffle selects the rank of each token in each layer with attention tensor parallelism, using the tables of a
 // plan. An engine does this between the attention of a layer and its experts.
 //

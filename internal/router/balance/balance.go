@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package balance measures how evenly the load of the last requests is spread over the ranks of pods.
 package balance
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package clientauth authenticates clients of the request router by API keys.
 //
 // Invariants:

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package discovery finds the engines that serve and their endpoints. A Source is one of two: the ready pods of the API
 // server, with a snapshot of the last known state (Watch), or a list of addresses without Kubernetes (List).
 //

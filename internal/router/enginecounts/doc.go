@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package enginecounts reads the counters of engines from the /metrics endpoints of their pods: local and remote
 // activations, and steps with the tokens that they compute.
 //

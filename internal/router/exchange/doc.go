@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package exchange sends the requests of the router to engines over persistent HTTP/1.1 connections. http.Transport
 // passes each request and response through two goroutines per connection and copies the body through small buffers,
 // which takes more processor time than the rest of the router. A Transport writes the request and reads the response in

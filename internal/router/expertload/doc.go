@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package expertload measures how evenly sampled requests use the experts of a model. The load of an expert is the
 // number of its activations divided by the mean over the experts of its layer. Experts are counted by logical id,
 // whichever copy is used.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package jsonscan finds the members and elements of a JSON text in one pass and without copying. The request router
 // reads only a few members of each body, and encoding/json would decode the whole body several times.
 //

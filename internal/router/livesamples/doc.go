@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package livesamples keeps the tokens of sampled requests with the experts that they activated. Profiles of live
 // traffic are built from them.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package managerauth authenticates managers to request routers with client certificates.
 //
 // The managers share a certificate authority in a Secret in the namespace of the managers. A router has only the

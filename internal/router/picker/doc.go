@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package picker implements the server of the endpoint picker protocol 1.0, with which a gateway asks for the endpoint
 // of a request: the external processor (ext_proc) of the Gateway API's inference extension. It implements only the
 // protocol. A Picker chooses the endpoints.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package plans fetches, stores and loads the plans that engine pods serve under, and scores requests with their
 // tables.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package telemetry records single requests: as OpenTelemetry spans, and in an access log.
 //
 // Invariants:

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package tlsfiles provides TLS configurations from PEM files, which cert-manager or a Secret volume renews.
 //
 // Invariants:

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package tokenize asks engines for the token ids of prompts that the request router cannot tokenize itself.
 //
 // Invariants:

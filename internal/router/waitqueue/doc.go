@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package waitqueue queues the requests that wait until the rank of their experts has capacity (late binding). The rule
 // of waiting is that of dispatch.WaitList, as in evaluations; this package wakes the goroutines of the requests.
 //

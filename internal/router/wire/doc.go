@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package wire parses and edits the traffic between clients and engines: request bodies and responses, complete or as
 // streams of server-sent events.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command apiref writes the API reference as one Markdown document. For each kind of the given
 // CustomResourceDefinitions it contains a table of all fields with their types, limits, defaults and descriptions.
 package main

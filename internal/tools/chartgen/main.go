@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command chartgen keeps the Helm chart and config/ in sync. It copies the output of controller-gen from config/ to the
 // chart, renders the other templates of the chart with default values to config/, and generates the table of values in
 // the chart's README from values.yaml.

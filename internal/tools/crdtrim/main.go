@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command crdtrim rewrites generated CustomResourceDefinitions in place. It removes the descriptions and CEL rules of
 // embedded Kubernetes core types, which would make a CRD too large for clients and etcd (the descriptions of a pod
 // template have half a megabyte). It makes the containers of an embedded pod template optional, because the template is

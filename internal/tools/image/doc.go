@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package image builds container images without a container engine, a registry or a base image. An image contains one
 // static program and the certificates of public certificate authorities. It is written as a tar of an OCI image layout,
 // which containerd, podman and docker can load.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command language checks the wording of comments and messages in the Go files of a repository. The vocabulary is in
 // vocabulary.yaml.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command vulncheck runs govulncheck on binaries with a pinned vulnerability database. It fails if a binary contains a
 // vulnerable symbol of a module. Vulnerabilities of the standard library depend on the Go version of the build. They
 // are printed and are no failure. Without access to the module proxy the command prints a message and succeeds.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package hardware models the kernels and exchanges of a MoE layer on given machines. Each model has a start-up time
 // and a time for its work, fitted to measurements. A profile is the set of these models with their fit errors, as a
 // file.

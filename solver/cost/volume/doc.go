@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package volume counts the traffic of dispatch and combine of a MoE layer between ranks, for each objective of a
 // placement: the messages and bytes on each class of links, and the maximum that a rank sends and receives.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package hindsight computes what dispatch under a limit of the window imbalance could have reached with prior
 // knowledge of all arrivals and routes: an upper bound for every dispatcher, and an assignment close to the bound.
 //

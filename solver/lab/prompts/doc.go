@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package prompts maps prompts to points, based on the embeddings of their tokens, and divides points into clusters:
 // requests are distinguished by topic, without routing data. Start reading at Mean and KMeans.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package simulate simulates serving on modelled hardware: continuous batching with chunked prefill, step by step, as
 // discrete events. The activated experts come from a routing trace, placements and dispatch from the given methods, and
 // times from a hardware profile.

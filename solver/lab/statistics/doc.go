@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package statistics describes a routing trace by the statistics used in publications on Mixture-of-Experts scheduling:
 // how well a token's experts can be predicted, which experts are activated together, and how earlier layers predict
 // later ones.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package statistics
 
 // Figures returns pointers to all fields in a fixed order, to average over several values.

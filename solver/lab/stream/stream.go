@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package stream compares schedules inside the layer for batches of different lengths: schedules that adapt to the
 // length of each batch, and constant ones.
 package stream

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package eps contains the formulas of EPS-MoE (arXiv 2410.12247): a rank processes its experts in N groups, so that
 // the exchange of one group overlaps with the products of another. Times are in microseconds.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package bound computes upper bounds on the local activation rate of all placements, which limit the distance of a
 // plan to the optimum.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bound
 
 // envelope is the smallest concave function of a row's concentration that bounds the row's largest share, for rows of k

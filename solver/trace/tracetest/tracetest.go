@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package tracetest generates routing traces for tests: token ids with Zipf frequencies, requests of several kinds of
 // text, and experts in clusters that tokens and kinds of text prefer. Results on these traces show that code works, not
 // its benefit on a real model.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command coredns is CoreDNS with only the plugins that a test cluster needs. It is a separate module, so that its
 // dependencies do not appear in the operator's go.mod.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command pause keeps the namespaces of a pod alive. It reaps the pod's orphaned processes and ends on a signal.
 package main
 

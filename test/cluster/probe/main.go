@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command probe is the program of the pods that verify the test cluster. It is an HTTP server, and has a few commands
 // that replace the shell, which an image with a single binary lacks.
 package main

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command routes writes the inputs of test/gpu/moe_layer.py: real routes of held-out requests, and the rank that each
 // method assigns to each of their tokens. It solves plans for each EP size (attention TP): plans of this project by
 // modelled time, with the forecasts `table` and `prefill`, and plans of other methods for comparison. It only needs a

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build tools
 
 // Package oldest pins the oldest Kubernetes release that the operator takes. It is a separate module, next to the one of the release

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package pki creates the keys and certificates of a short-lived test cluster.
 //
 // Invariants: the authority of the cluster signs every certificate, and a certificate is valid for one week. The

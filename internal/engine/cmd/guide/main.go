@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command guide writes the tables of the engines' mechanisms, or of their routes, into a Markdown document, between its
 // markers.
 package main

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package filelock implements file locks. Processes and users that share a directory of outputs use them to exclude
 // each other.
 package filelock

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package progress logs the progress of a long copy.
 package progress
 

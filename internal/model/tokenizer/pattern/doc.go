@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package pattern implements the regular expressions with which tokenizer.json files split text.
 //
 // These expressions are written for Oniguruma: they use look-ahead, nested and intersected classes, and Unicode

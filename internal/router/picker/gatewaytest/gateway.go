@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package gatewaytest simulates the gateway side of the endpoint picker protocol in tests, and validates the server
 // side.
 package gatewaytest

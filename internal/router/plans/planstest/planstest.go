@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package planstest provides plans for tests: two plans that are solved from the routing trace of a small model.
 package planstest
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package tlstest writes certificates for tests.
 package tlstest
 

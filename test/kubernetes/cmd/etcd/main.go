@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command etcd is the etcd server of the pinned release.
 package main
 

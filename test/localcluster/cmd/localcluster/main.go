@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command localcluster starts a local Kubernetes cluster, prints the KUBECONFIG setting for it, and stops the cluster
 // on Ctrl-C.
 package main

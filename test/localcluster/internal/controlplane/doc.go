@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package controlplane runs etcd, kube-apiserver, kube-controller-manager and kube-scheduler as plain processes.
 //
 // Invariants: the caller owns a network namespace in which Address is local, so addresses and ports are fixed. All

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package node is the agent of a simulated node. For the pods and Services of a local cluster it does the work of
 // kubelet, container runtime and kube-proxy, as far as tests need it (the parent package lists the limitations).
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sandbox runs one static binary as a container: separate mount, PID, UTS and IPC namespaces, a root with only
 // the binary and its mounts, and no capabilities.
 //

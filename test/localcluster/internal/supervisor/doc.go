@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package supervisor implements the first process in the namespaces of a local cluster. It sets up the namespaces, runs
 // the control plane and the node, and forwards inherited listeners into the network namespace.
 //

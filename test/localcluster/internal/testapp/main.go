@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command testapp is the program of the containers in the tests of localcluster. Each command is a small action through
 // which a test can observe what a container can see and do.
 //

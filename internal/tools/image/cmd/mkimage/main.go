@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Mkimage builds a container image with one static program, and writes the image as a tar that containerd, podman and
 // docker can load. In internal/tools:
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command etcd is the etcd server that the oldest release is tested with.
 package main
 

@@ -471,7 +471,7 @@ func TestRepeatedChecksAskOnlyOpenRoutes(t *testing.T) {
 		}
 	}))
 	t.Cleanup(engine.Close)
-	checker := pinChecker{transport: newTransport(), log: logr.Discard()}
+	checker := pinChecker{transport: newTransport(EngineConnections{}), log: logr.Discard()}
 	backend := discovery.Backend{Pod: "p", Address: strings.TrimPrefix(engine.URL, "http://"), Ranks: 2, Engine: "VLLM"}
 	found := checker.check(t.Context(), backend, nil)
 	if found["/v1/completions"] != pinObeyed || found["/v1/chat/completions"] != pinIgnored {

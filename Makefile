@@ -55,7 +55,7 @@ e2e dashboard e2e-oldest e2e-clients: export SEMMOE_TESTS = nightly
 RACED := $(addprefix ./controllers/,affinityprofile moedeployment moedeployment/locality moedeployment/revisions storewatch) \
 	$(addprefix ./internal/,artifact/store certs httpserver kube/statuscache observation/promquery) \
 	$(addprefix ./internal/refengine/,group scheduler server) \
-	$(addprefix ./internal/router/,. balance client discovery enginecounts expertload livesamples picker plans)
+	$(addprefix ./internal/router/,. balance client clientauth discovery enginecounts exchange expertload livesamples picker plans telemetry tlsfiles)
 
 .PHONY: test
 test: build controlplane helm ## Run the tests of every commit: all that need no root, in about 10 minutes on two cores

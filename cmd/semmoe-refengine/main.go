@@ -60,7 +60,7 @@ func newRootCommand() *cobra.Command {
 	flags.IntVar(&o.MaxQueued, "max-queued-requests", o.MaxQueued, "maximum number of waiting requests; further requests get status 503")
 	flags.IntVar(&o.ContextLength, "context-length", o.ContextLength, "maximum number of tokens of a request, prompt plus output (default: the model's)")
 	flags.IntVar(&o.ChunkedPrefillSize, "chunked-prefill-size", o.ChunkedPrefillSize, "maximum number of prompt tokens per step")
-	flags.StringArrayVar(&o.APIKeys, "api-key", nil, "key that requests must contain as a bearer token, except health checks and metrics; may be given several times (default: none)")
+	flags.StringArrayVar(&o.APIKeys, "api-key", nil, "`key` that requests must contain as a bearer token, except health checks and metrics; may be given several times (default: none)")
 	flags.BoolVar(&o.EnableMetrics, "enable-metrics", o.EnableMetrics, "metrics at /metrics, which dialects of SGLang do not serve by default")
 	flags.IntVar(&o.Threads, "threads", o.Threads, "number of compute threads")
 	flags.StringVar(&o.Dialect, "dialect", o.Dialect, "engine and release whose HTTP API is emulated, including rejected and ignored fields: "+strings.Join(server.Dialects(), ", ")+" (default: the reference engine's own)")

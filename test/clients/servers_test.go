@@ -193,7 +193,7 @@ func slowEngine(t *testing.T, flags ...string) string {
 func backends(digest string, ranks int, addresses ...string) []discovery.Backend {
 	var pods []discovery.Backend
 	for i, address := range addresses {
-		pods = append(pods, discovery.Backend{Pod: fmt.Sprintf("pod-%d", i), Address: address, Ranks: ranks, Revision: "a", PlanDigest: digest})
+		pods = append(pods, discovery.Backend{Pod: fmt.Sprintf("pod-%d", i), Address: address, Ranks: ranks, Revision: "a", PlanDigest: digest, Shape: &planstest.Shape})
 	}
 	return pods
 }

@@ -127,7 +127,12 @@ func TestFlags(t *testing.T) {
 					}
 					continue
 				}
-				checkFlags(file, line, program+" "+name, help(program, name), match[3])
+				commands := []string{name}
+				if sub, _, _ := strings.Cut(strings.TrimSpace(match[3]), " "); regexp.MustCompile(`^[a-z]+$`).MatchString(sub) &&
+					regexp.MustCompile(`(?m)^  `+sub+` `).MatchString(help(program, name)) {
+					commands = append(commands, sub)
+				}
+				checkFlags(file, line, program+" "+strings.Join(commands, " "), help(program, commands...), match[3])
 			}
 			for _, match := range engine.FindAllStringSubmatch(line, -1) {
 				checkFlags(file, line, "semmoe-refengine", help("semmoe-refengine"), match[1])

@@ -142,10 +142,8 @@ var shownElsewhere = map[string]string{
 	// This field needs another routing mode.
 	"MoEDeployment spec.routing.gatewayNamespaces": "controllers/moedeployment/front TestNetworkPolicies",
 	// Secrets of request routers change their pods only, which the agent runs in any case.
-	"MoEDeployment spec.routing.tls":                    "controllers/moedeployment/front TestRouterTLSAndKeys",
 	"MoEDeployment spec.routing.tls.secretName":         "controllers/moedeployment/front TestRouterTLSAndKeys",
 	"MoEDeployment spec.routing.tls.clientCASecretName": "controllers/moedeployment/front TestRouterTLSAndKeys",
-	"MoEDeployment spec.routing.auth":                   "controllers/moedeployment/front TestRouterTLSAndKeys",
 	"MoEDeployment spec.routing.auth.secretName":        "controllers/moedeployment/front TestRouterTLSAndKeys",
 	"MoEDeployment spec.routing.auth.requestsPerMinute": "controllers/moedeployment/front TestRouterTLSAndKeys",
 	"MoEDeployment spec.routing.auth.pendingLimit":      "controllers/moedeployment/front TestRouterTLSAndKeys",

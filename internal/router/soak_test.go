@@ -357,7 +357,7 @@ func (e *faultyEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case <-r.Context().Done():
 		}
 	case fault < 160: // claims to be ready but does not serve
-		http.Error(w, "loading", http.StatusServiceUnavailable)
+		http.Error(w, loadingEngine, http.StatusServiceUnavailable)
 		return
 	case fault < 200: // disconnects before the first byte of the response
 		panic(http.ErrAbortHandler)
@@ -462,6 +462,9 @@ func (c *faultClient) send(id string) {
 	}
 }
 
+// loadingEngine is the body of an engine that claims to be ready but does not serve.
+const loadingEngine = "loading"
+
 // refusedError is a response that reports an error.
 type refusedError struct{ code int }
 
@@ -485,8 +488,15 @@ func (c *faultClient) exchange(ctx context.Context, id string, body []byte, stre
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
+		text, err := io.ReadAll(response.Body)
+		if err != nil {
+			return err
+		}
+		if response.StatusCode == http.StatusServiceUnavailable && strings.TrimSpace(string(text)) == loadingEngine {
+			return &refusedError{response.StatusCode} // all engines refused for as long as a client waits
+		}
 		var failure struct{ Error struct{ Message string } }
-		if err := json.NewDecoder(response.Body).Decode(&failure); err != nil || failure.Error.Message == "" {
+		if err := json.Unmarshal(text, &failure); err != nil || failure.Error.Message == "" {
 			return fmt.Errorf("status %d without a reason: %v", response.StatusCode, err) //nolint:errorlint // a malformed response is not a truncated one
 		}
 		return &refusedError{response.StatusCode}

@@ -133,18 +133,19 @@ func newProxyHandler(s *stages, options ProxyOptions, log logr.Logger) http.Hand
 }
 
 // authenticated passes the requests of known clients on, without their keys. It rejects all others, and clients above
-// their limits, before the body is read. Browsers send no key with OPTIONS, which costs an engine nothing.
+// their limits, before the body is read. Browsers send no key with a preflight (OPTIONS with
+// Access-Control-Request-Method), which generates nothing.
 func authenticated(next http.Handler, options *ProxyOptions, m *metrics, fail func(http.ResponseWriter, *http.Request, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodOptions {
-			next.ServeHTTP(w, r)
-			return
-		}
 		reject := func(err error) {
 			w.Header().Set("Connection", "close") // the server must not wait for the body
 			fail(w, r, err)
 		}
-		name, err := options.Keys.Authenticate(r.Header)
+		name, err := options.Keys.Authenticate(r.Header) // removes the key
+		if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+			next.ServeHTTP(w, r)
+			return
+		}
 		if err != nil {
 			reject(err)
 			return

@@ -108,6 +108,27 @@ func TestClientKeys(t *testing.T) {
 	if response, body := send("/v1/messages", http.Header{}, strings.NewReader(prompt)); response.StatusCode != http.StatusUnauthorized || !strings.Contains(body, `"type":"error"`) {
 		t.Errorf("the error of the Messages API is %d %s", response.StatusCode, body)
 	}
+	// A preflight of a browser carries no key. Any other OPTIONS needs one.
+	options := func(header http.Header) int {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodOptions, server.URL+"/v1/completions", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header = header
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		return response.StatusCode
+	}
+	if code := options(http.Header{}); code != http.StatusUnauthorized || received.Load() != 0 {
+		t.Errorf("OPTIONS without a key: %d, %d requests", code, received.Load())
+	}
+	preflight := http.Header{"Origin": {"http://a"}, "Access-Control-Request-Method": {"POST"}, "X-Api-Key": {clientKey}}
+	if code := options(preflight); code != http.StatusInternalServerError || received.Swap(0) != 1 {
+		t.Errorf("a preflight: %d", code)
+	}
 	// A body that never ends is not read.
 	endless, writer := io.Pipe()
 	go io.WriteString(writer, `{"prompt":"`) //nolint:errcheck // the client closes the pipe

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -119,15 +120,31 @@ func ExitCode(err error) int {
 // maxLogLevel is the highest verbosity that this program and its libraries use.
 const maxLogLevel = 9
 
-// LogLevelFlag adds --log-level. The value is for WithLogger.
+// LogLevelFlag adds --log-level, from 0 to maxLogLevel. The value is for WithLogger.
 func LogLevelFlag(f *pflag.FlagSet, level *int) {
-	f.IntVar(level, "log-level", 0, fmt.Sprintf("verbosity of the log, 0 to %d: 0 is changes and errors, 1 adds every decision and write, 2 and more add details of libraries", maxLogLevel))
+	f.Var((*logLevel)(level), "log-level", fmt.Sprintf("verbosity of the log, 0 to %d: 0 is changes and errors, 1 adds every decision and write, 2 and more add details of libraries", maxLogLevel))
+}
+
+// logLevel is the value of --log-level.
+type logLevel int
+
+func (l *logLevel) String() string { return strconv.Itoa(int(*l)) }
+func (l *logLevel) Type() string   { return "int" }
+
+// Set returns an error for a text that is not a verbosity.
+func (l *logLevel) Set(text string) error {
+	level, err := strconv.Atoi(text)
+	if err != nil || level < 0 || level > maxLogLevel {
+		return fmt.Errorf("allowed are the numbers 0 to %d", maxLogLevel)
+	}
+	*l = logLevel(level)
+	return nil
 }
 
 // WithLogger adds the process's logger to a context: JSON on standard error, with messages of at most the given
 // verbosity. The standard logger, which http.Transport and http.Server use, writes there as well.
 func WithLogger(ctx context.Context, name string, level int) context.Context {
-	log := zap.New(zap.UseDevMode(false), zap.Level(zapcore.Level(-min(max(level, 0), maxLogLevel))), zap.WriteTo(printable.JSON(os.Stderr))).WithName(name)
+	log := zap.New(zap.UseDevMode(false), zap.Level(zapcore.Level(-level)), zap.WriteTo(printable.JSON(os.Stderr))).WithName(name)
 	ctrl.SetLogger(log)
 	klog.SetLogger(log)
 	slog.SetDefault(slog.New(logr.ToSlogHandler(log))) // also redirects package log

@@ -18,7 +18,7 @@ import (
 )
 
 // stagesFile returns the path of stage times that were measured on two H200.
-func stagesFile(t *testing.T) string {
+func stagesFile(t testing.TB) string {
 	t.Helper()
 	text, err := os.ReadFile("../../solver/pipeline/testdata/disaggregated-deepseek-v2-h200x2.json")
 	if err != nil {
@@ -112,18 +112,7 @@ func TestPipelineServeRefuses(t *testing.T) {
 
 // BenchmarkSchedule measures the time of an answer without HTTP.
 func BenchmarkSchedule(b *testing.B) {
-	text, err := os.ReadFile("../../solver/pipeline/testdata/disaggregated-deepseek-v2-h200x2.json")
-	if err != nil {
-		b.Fatal(err)
-	}
-	var measured struct {
-		Stages json.RawMessage `json:"stages"`
-	}
-	path := filepath.Join(b.TempDir(), "stages.json")
-	if json.Unmarshal(text, &measured) != nil || os.WriteFile(path, measured.Stages, 0o600) != nil {
-		b.Fatal("the stage times could not be written")
-	}
-	times, err := readStages(path)
+	times, err := readStages(stagesFile(b))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -30,7 +30,7 @@ const (
 	// inFlight is the maximum number of concurrent prompts. The engine batches them, and other requests are still
 	// served.
 	inFlight = 4
-	// answerTokens is the number of tokens that continue a prompt: enough that a fault of the cache or of decoding
+	// answerTokens is the number of tokens that continue a prompt: enough that an error of the cache or of decoding
 	// shows, few enough that a pod waits for seconds only.
 	answerTokens = 16
 	// alternatives is the number of most likely tokens that engines are asked for: the second gives the margin.

@@ -21,7 +21,6 @@ import argparse
 import itertools
 import json
 import os
-import random
 import statistics
 import sys
 import time
@@ -375,17 +374,23 @@ def on_device(weights, device):
     return local
 
 
-def grid(batch):
-    """Returns the schedules to measure for a batch of samples: all micro-batches with equal samples, chunks and both orders, and PPPipe's."""
-    for micro_batches in [n for n in range(1, batch + 1) if batch % n == 0]:
-        for chunks in CHUNKS:
-            yield lambda shared, n=micro_batches, c=chunks: [Schedule(batch // n, n, c)] + (
-                [Schedule(batch // n, n, c, late(n), "AASS")] if shared and n > 1 else [])
-        yield lambda shared, n=micro_batches: [Schedule(batch // n, n, 1, fused=True, name="PPPipe")] if shared else []
-
-
 def schedules(batch, shared):
-    return [schedule for make in grid(batch) for schedule in make(shared)]
+    """Returns the schedules to measure for a batch of samples: all numbers of micro-batches with equal samples, all numbers of chunks, and with shared
+    experts both orders, and PPPipe."""
+    found = []
+    for count in divisors(batch):
+        samples = batch // count
+        for chunks in CHUNKS:
+            found.append(Schedule(samples, count, chunks))
+            if shared and count > 1:
+                found.append(Schedule(samples, count, chunks, late(count), "AASS"))
+        if shared:
+            found.append(Schedule(samples, count, 1, fused=True, name="PPPipe"))
+    return found
+
+
+def divisors(number):
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 class Tasks:
@@ -438,7 +443,7 @@ def measure_stages(layers, machine, sequences, batches, repetitions):
     stages = {"format": "semmoe.io/pipeline-stages/v1", "model": shape, "attention": [], "shared": [], "experts": [], "dispatch": [], "combine": []}
     done = set()
     for sequence in sequences:
-        for samples in sorted({batch // n for batch in batches for n in range(1, batch + 1) if batch % n == 0}):
+        for samples in sorted({n for batch in batches for n in divisors(batch)}):
             for chunks in CHUNKS:
                 batch = Batch(layers[:1], machine, sequence, Schedule(samples, 1, chunks))
                 machine.on(ag)
@@ -507,7 +512,7 @@ def measure_stream(layers, machine, server, repetitions, stream):
         shared = layers[0].shared is not None
         row["naive_us"] = Batch(layers, machine, sequence, Schedule(samples, 1, 1)).measure(repetitions)["us"]
         row["pppipe_us"] = min(Batch(layers, machine, sequence, Schedule(samples // n, n, 1, fused=shared)).measure(repetitions)["us"]
-                               for n in range(1, samples + 1) if samples % n == 0)
+                               for n in divisors(samples))
         calibration.emit("measured", **row)
         rows.append(row)
     return rows
@@ -530,7 +535,6 @@ def flags():
 def main():
     options = flags().parse_args()
     machine = Machine(options.device == "cuda")
-    random.seed(1)
     shape = {"hidden_layers": options.layers, "moe_layers": options.layers, **(MODELS[options.model] if machine.cuda else SMALL)}
     if machine.cuda and (torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1)):
         raise SystemExit("two GPUs are needed that can access each other's memory")

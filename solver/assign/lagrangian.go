@@ -2,10 +2,7 @@
 
 package assign
 
-import (
-	"math"
-	"slices"
-)
+import "math"
 
 // Prices are the dual variables of the load limits: the price of one unit of load in each bin.
 type Prices []float64
@@ -58,39 +55,66 @@ func (w *Weighted) price(steps int, start Prices, exact bool) (Prices, float64) 
 	if prices == nil {
 		prices = make(Prices, len(w.Limits))
 	}
-	best, bestValue := append(Prices(nil), prices...), math.Inf(1)
 	if steps < 1 {
-		return best, bestValue
+		return prices, math.Inf(1)
 	}
-	f := newFollower(w)
-	f.takeAll(prices)
-	stride, excess := slices.Repeat([]float64{w.priceScale()}, len(w.Limits)), make([]float64, len(w.Limits))
-	change := make([]float64, len(w.Limits))
+	d := descent{follower: follower{w: w}, exact: exact}
+	value := d.minimize(prices, steps, w.priceScale())
+	return d.best, value
+}
+
+// descent minimizes the value of the relaxation by subgradient steps. It keeps its buffers between calls.
+type descent struct {
+	follower
+	// exact is set if bins must be filled exactly, so that prices may be negative.
+	exact                  bool
+	prices, best           Prices
+	stride, excess, change []float64
+}
+
+// minimize takes the given number of steps, at least 1, from the given prices, and sets best to the prices of the
+// minimum value, which it returns. scale is the scale of prices. The follower is then at the last prices.
+func (d *descent) minimize(start Prices, steps int, scale float64) float64 {
+	d.prices, d.best = append(d.prices[:0], start...), append(d.best[:0], start...)
+	d.stride, d.excess, d.change = resized(d.stride, len(start)), resized(d.excess, len(start)), resized(d.change, len(start))
+	for bin := range d.stride {
+		d.stride[bin], d.excess[bin] = scale, 0
+	}
+	limits, bestValue := d.w.Limits, math.Inf(1)
+	d.takeAll(d.prices)
 	for step := range steps {
 		if step > 0 {
-			f.follow(prices, change)
+			d.follow(d.prices, d.change)
 		}
-		if value := f.value(prices); value < bestValue {
+		if value := d.value(d.prices); value < bestValue {
 			bestValue = value
-			copy(best, prices)
+			copy(d.best, d.prices)
 		}
-		for bin, price := range prices {
-			now := (f.loads[bin] - w.Limits[bin]) / max(w.Limits[bin], 1e-9)
+		for bin, price := range d.prices {
+			now := (d.loads[bin] - limits[bin]) / max(limits[bin], 1e-9)
 			// The step size of a price grows while its gradient keeps its sign, and shrinks after a sign change.
-			if now*excess[bin] > 0 {
-				stride[bin] *= 1.25
-			} else if now*excess[bin] < 0 {
-				stride[bin] *= 0.5
+			if now*d.excess[bin] > 0 {
+				d.stride[bin] *= 1.25
+			} else if now*d.excess[bin] < 0 {
+				d.stride[bin] *= 0.5
 			}
-			excess[bin] = now
-			prices[bin] += stride[bin] * now
-			if !exact {
-				prices[bin] = max(prices[bin], 0)
+			d.excess[bin] = now
+			d.prices[bin] += d.stride[bin] * now
+			if !d.exact {
+				d.prices[bin] = max(d.prices[bin], 0)
 			}
-			change[bin] = prices[bin] - price
+			d.change[bin] = d.prices[bin] - price
 		}
 	}
-	return best, bestValue
+	return bestValue
+}
+
+// resized returns a buffer of the given length, with arbitrary content.
+func resized[T any](buffer []T, n int) []T {
+	if cap(buffer) < n {
+		return make([]T, n)
+	}
+	return buffer[:n]
 }
 
 // priceScale returns the mean difference, per unit of size, between an item's best score and its mean score: the scale

@@ -9,18 +9,22 @@ import "math"
 // concurrent use.
 //
 // The method is min-cost flow by successive shortest paths (Ahuja, Magnanti, Orlin, "Network Flows", 1993, section
-// 9.7). First, every item takes its best bin at the current prices, which is optimal for the resulting loads. Then, one
-// by one, the surplus of overfull bins moves along shortest paths of minimum loss to bins with room, which preserves
-// optimality.
+// 9.7), over groups of items with equal scores: a frequent token is one group. First, every group takes its best bin at
+// prices near the optimum, which is optimal for the resulting loads. Then the surplus of overfull bins moves along
+// shortest paths of minimum loss to bins with room, which preserves optimality.
 type Solver struct {
-	prices []float64
-	bins   int
-	bin    []int
-	load   []int
-	// cheapest[a*bins+b] orders the items of bin a by the loss of moving to bin b. Entries of items that have left a
+	descent descent
+	prices  Prices
+	bins    int
+	bin     []int
+	load    []int
+	groups  groups
+	// in are the items of each group in each bin [groups × bins].
+	in []int32
+	// cheapest[a*bins+b] orders the groups of bin a by the loss of moving to bin b. Entries of groups that have left a
 	// are dropped when they reach the top.
 	cheapest []regretHeap
-	// losses are the losses of the top items [bins × bins]; infinite without an item.
+	// losses are the losses of the top groups [bins × bins]; infinite without a group.
 	losses   []float64
 	distance []float64
 	parent   []int
@@ -32,61 +36,59 @@ type Solver struct {
 // condition that no bin contains more items than its capacity. The sum of capacities must be at least the number of
 // items. The result is valid until the next call.
 func (s *Solver) Assign(scores []float32, capacity []int) []int {
-	bins := len(capacity)
-	items := len(scores) / bins
-	s.reset(items, bins)
-	s.adjustPrices(scores, capacity)
-	s.takeBest(scores)
-	for bin := range bins {
+	s.reset(len(capacity))
+	s.groups.find(scores, s.bins)
+	s.adjustPrices(capacity)
+	s.takeBest()
+	for bin := range s.bins {
 		if s.load[bin] > capacity[bin] {
-			s.buildHeaps(scores)
+			s.buildHeaps()
 			break
 		}
 	}
-	for bin := range bins {
+	for bin := range s.bins {
 		for s.load[bin] > capacity[bin] {
-			s.relieve(bin, scores, capacity)
+			s.relieve(bin, capacity)
 		}
 	}
-	return s.bin
+	return s.binsOfItems()
 }
 
-func (s *Solver) reset(items, bins int) {
+func (s *Solver) reset(bins int) {
 	if s.bins != bins {
 		*s = Solver{
-			bins: bins, prices: make([]float64, bins), load: make([]int, bins),
+			bins: bins, prices: make(Prices, bins), load: make([]int, bins),
 			cheapest: make([]regretHeap, bins*bins), losses: make([]float64, bins*bins),
 			distance: make([]float64, bins), parent: make([]int, bins), open: make([]bool, bins),
+			descent: descent{follower: follower{w: &Weighted{Limits: make([]float64, bins)}}, exact: true},
 		}
 	}
-	if cap(s.bin) < items {
-		s.bin = make([]int, items)
-	}
-	s.bin = s.bin[:items]
 }
 
-// adjustPrices takes a few subgradient steps from the last call's prices, so that fewer items remain to be moved one by
-// one. If the total capacity exceeds the number of items, all prices are 0, because bins below their capacity must have
-// price 0.
-func (s *Solver) adjustPrices(scores []float32, capacity []int) {
-	const rounds = 8
-	items, room := len(s.bin), 0
-	for _, n := range capacity {
+// priceRounds is the number of price updates before items move.
+const priceRounds = 16
+
+// adjustPrices takes a few subgradient steps from the last call's prices, so that few items remain to be moved. If the
+// total capacity exceeds the number of items, all prices are 0, because bins below their capacity must have price 0.
+func (s *Solver) adjustPrices(capacity []int) {
+	w, items, room := s.descent.w, len(s.groups.of), 0
+	for bin, n := range capacity {
+		w.Limits[bin] = float64(n)
 		room += n
 	}
 	if items < 4*s.bins || room > items {
 		clear(s.prices)
 		return
 	}
-	spread := meanSpread(scores, s.bins)
-	for round := range rounds {
-		s.takeBest(scores)
-		step := spread / float64(round+2)
-		for bin := range s.prices {
-			share := float64(capacity[bin])
-			s.prices[bin] += step * (float64(s.load[bin]) - share) / max(share, 1)
+	w.Scores, w.Sizes = resized(w.Scores, len(s.groups.rows)), resized(w.Sizes, len(s.groups.sizes))
+	for group, size := range s.groups.sizes {
+		w.Sizes[group] = float32(size)
+		for bin, score := range s.groups.row(group, s.bins) {
+			w.Scores[group*s.bins+bin] = score * float32(size)
 		}
 	}
+	s.descent.minimize(s.prices, priceRounds, w.priceScale())
+	copy(s.prices, s.descent.best)
 }
 
 // meanSpread returns the mean distance between an item's best score and its mean score, which is the scale of prices.
@@ -103,31 +105,53 @@ func meanSpread(scores []float32, bins int) float64 {
 	return total * float64(bins) / float64(len(scores))
 }
 
-func (s *Solver) takeBest(scores []float32) {
+// takeBest puts every group into its best bin at the prices.
+func (s *Solver) takeBest() {
+	s.in = resized(s.in, len(s.groups.rows))
+	clear(s.in)
 	clear(s.load)
-	for item := range s.bin {
-		row := scores[item*s.bins : (item+1)*s.bins]
+	for group, size := range s.groups.sizes {
 		best, bestValue := 0, math.Inf(-1)
-		for bin, score := range row {
+		for bin, score := range s.groups.row(group, s.bins) {
 			if value := float64(score) - s.prices[bin]; value > bestValue {
 				best, bestValue = bin, value
 			}
 		}
-		s.bin[item] = best
-		s.load[best]++
+		s.in[group*s.bins+best] = size
+		s.load[best] += int(size)
 	}
 }
 
-func (s *Solver) buildHeaps(scores []float32) {
+// binsOfItems returns the bins of the items: the first items of a group are in its first bins.
+func (s *Solver) binsOfItems() []int {
+	s.bin = resized(s.bin, len(s.groups.of))
+	for item, group := range s.groups.of {
+		in, bin := s.in[int(group)*s.bins:], 0
+		for in[bin] == 0 {
+			bin++
+		}
+		in[bin]--
+		s.bin[item] = bin
+	}
+	return s.bin
+}
+
+func (s *Solver) buildHeaps() {
 	for i := range s.cheapest {
 		s.cheapest[i] = s.cheapest[i][:0]
 	}
-	for item, a := range s.bin {
-		for b := range s.bins {
-			if b != a {
-				heap := &s.cheapest[a*s.bins+b]
-				*heap = append(*heap, regret{s.regret(scores, item, a, b), int32(item)})
+	for group := range s.groups.sizes {
+		for a, n := range s.in[group*s.bins : (group+1)*s.bins] {
+			if n == 0 {
+				continue
 			}
+			for b := range s.bins {
+				if b != a {
+					heap := &s.cheapest[a*s.bins+b]
+					*heap = append(*heap, regret{s.regret(group, a, b), int32(group)})
+				}
+			}
+			break // takeBest puts whole groups into one bin
 		}
 	}
 	for i := range s.cheapest {
@@ -148,15 +172,16 @@ func (s *Solver) updateLosses(a int) {
 	}
 }
 
-func (s *Solver) regret(scores []float32, item, from, to int) float64 {
-	return float64(scores[item*s.bins+from]) - float64(scores[item*s.bins+to])
+func (s *Solver) regret(group, from, to int) float64 {
+	row := s.groups.row(group, s.bins)
+	return float64(row[from]) - float64(row[to])
 }
 
-// top returns the item of bin a with the minimum loss for moving to bin b.
+// top returns the group of bin a with the minimum loss for moving to bin b.
 func (s *Solver) top(a, b int) (regret, bool) {
 	heap := &s.cheapest[a*s.bins+b]
 	for len(*heap) > 0 {
-		if first := (*heap)[0]; s.bin[first.item] == a {
+		if first := (*heap)[0]; s.in[int(first.group)*s.bins+a] > 0 {
 			return first, true
 		}
 		heap.pop()
@@ -164,8 +189,9 @@ func (s *Solver) top(a, b int) (regret, bool) {
 	return regret{}, false
 }
 
-// relieve moves one item's worth of load from an overfull bin to the nearest bin with room, by loss.
-func (s *Solver) relieve(from int, scores []float32, capacity []int) {
+// relieve moves load from an overfull bin to the nearest bin with room, by loss: as many items as every step of the path
+// can move at the same loss.
+func (s *Solver) relieve(from int, capacity []int) {
 	s.shortestPaths(from)
 	to := -1
 	for bin := range s.bins {
@@ -173,11 +199,16 @@ func (s *Solver) relieve(from int, scores []float32, capacity []int) {
 			to = bin
 		}
 	}
-	s.load[from]--
-	s.load[to]++
+	n := int32(min(s.load[from]-capacity[from], capacity[to]-s.load[to]))
 	for bin := to; bin != from; bin = s.parent[bin] {
 		first, _ := s.top(s.parent[bin], bin)
-		s.move(int(first.item), bin, scores)
+		n = min(n, s.in[int(first.group)*s.bins+s.parent[bin]])
+	}
+	s.load[from] -= int(n)
+	s.load[to] += int(n)
+	for bin := to; bin != from; bin = s.parent[bin] {
+		first, _ := s.top(s.parent[bin], bin)
+		s.move(int(first.group), s.parent[bin], bin, n)
 	}
 	for bin := to; bin >= 0; bin = s.parent[bin] {
 		s.updateLosses(bin)
@@ -233,23 +264,29 @@ func (s *Solver) passes(a, b int) bool {
 	return false
 }
 
-func (s *Solver) move(item, to int, scores []float32) {
-	s.bin[item] = to
+// move moves n items of a group.
+func (s *Solver) move(group, from, to int, n int32) {
+	in := s.in[group*s.bins : (group+1)*s.bins]
+	in[from] -= n
+	in[to] += n
+	if in[to] > n {
+		return // the heaps contain the group
+	}
 	for b := range s.bins {
 		if b != to {
-			s.cheapest[to*s.bins+b].push(regret{s.regret(scores, item, to, b), int32(item)})
+			s.cheapest[to*s.bins+b].push(regret{s.regret(group, to, b), int32(group)})
 		}
 	}
 }
 
-// regret is the loss of an item by a move.
+// regret is the loss per item of a move of a group.
 type regret struct {
-	loss float64
-	item int32
+	loss  float64
+	group int32
 }
 
 func (r regret) less(other regret) bool {
-	return r.loss < other.loss || r.loss == other.loss && r.item < other.item
+	return r.loss < other.loss || r.loss == other.loss && r.group < other.group
 }
 
 // regretHeap is a binary min-heap by loss.

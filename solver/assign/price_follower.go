@@ -20,15 +20,13 @@ type follower struct {
 	reach  []float64
 }
 
-func newFollower(w *Weighted) *follower {
-	items, bins := len(w.Sizes), len(w.Limits)
-	return &follower{
-		w: w, bins: make([]int32, items), until: make([]float64, items), loads: make([]float64, bins), reach: make([]float64, bins),
-	}
-}
-
 // takeAll evaluates every item.
 func (f *follower) takeAll(prices Prices) {
+	items, bins := len(f.w.Sizes), len(f.w.Limits)
+	f.bins, f.until = resized(f.bins, items), resized(f.until, items)
+	f.loads, f.reach = resized(f.loads, bins), resized(f.reach, bins)
+	clear(f.loads)
+	f.local, f.lowest = 0, 0
 	for item, size := range f.w.Sizes {
 		bin, lead := f.w.lead(item, prices)
 		f.settle(item, bin, lead, prices)

@@ -3,12 +3,18 @@
 package solver
 
 import (
+	"context"
+	"errors"
 	"math"
 	"reflect"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/semmoe/operator/solver/dispatch"
 	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
 // A window has whole documents of the train requests, drawn with replacement, and as many requests as the variance of
@@ -59,6 +65,91 @@ func TestWindowsResampleDocuments(t *testing.T) {
 		}
 		if !reflect.DeepEqual(documents, s.windows(count)) {
 			t.Errorf("attention %s: windows differ between two calls", c.attention)
+		}
+	}
+}
+
+// Candidates of large problems are scored on a part of the test requests and layers, candidates of small ones on all.
+func TestSampleIsBounded(t *testing.T) {
+	small := tracetest.Generate(tracetest.Small, 1)
+	large := tracetest.Generate(tracetest.Shape{
+		Experts: 64, TopK: 1, Layers: 40, Vocabulary: 100, Domains: 2, DocumentsPerDomain: 60, RequestsPerDocument: 2, TokensPerRequest: 500, Noise: 30,
+	}, 1)
+	for name, c := range map[string]struct {
+		of                     *trace.Trace
+		attention              placement.Attention
+		ranks, batch           int
+		layers                 int
+		minTokens, extraTokens int
+	}{
+		"small, tp":             {small, placement.TensorParallel, 4, 65536, 3, 0, 0},
+		"small, dp":             {small, placement.DataParallel, 4, 65536, 0, 0, 0},
+		"large, tp, few ranks":  {large, placement.TensorParallel, 8, 4096, 16, 1 << 15, 1 << 10},
+		"large, tp, many ranks": {large, placement.TensorParallel, 64, 65536, 16, 1 << 14, 1 << 10},
+		"large, dp":             {large, placement.DataParallel, 64, 65536, 0, sampledRowsOfRequests / 40, 1 << 10},
+	} {
+		s := &search{trace: c.of, test: c.of.AllRequests(), options: Options{Attention: c.attention, Ranks: c.ranks, Seed: 1}}
+		requests, layers := s.sample(c.batch)
+		tokens := c.of.TokenCount(requests)
+		if len(layers) != c.layers || !slices.IsSorted(layers) {
+			t.Errorf("%s: layers %d; want %d", name, layers, c.layers)
+		}
+		if c.minTokens == 0 && len(requests) != c.of.Requests() {
+			t.Errorf("%s: %d requests; want all %d", name, len(requests), c.of.Requests())
+		}
+		if c.minTokens > 0 && (tokens < c.minTokens || tokens > c.minTokens+c.extraTokens) {
+			t.Errorf("%s: %d tokens; want %d and at most a request more", name, tokens, c.minTokens)
+		}
+	}
+}
+
+// A verdict on many documents samples whole documents.
+func TestSampleDocuments(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 1)
+	requests := tr.AllRequests()
+	if all, fraction := sampleDocuments(tr, requests, 1, 1<<20); len(all) != len(requests) || fraction != 1 {
+		t.Errorf("%d of %d requests, fraction %v; want all", len(all), len(requests), fraction)
+	}
+	some, fraction := sampleDocuments(tr, requests, 1, 1)
+	documents := map[int32]int{}
+	for _, r := range some {
+		documents[tr.Documents[r]]++
+	}
+	if len(documents) != 2*JackknifeParts || fraction != 2*JackknifeParts/24.0 {
+		t.Errorf("%d documents, fraction %v; want %d of 24", len(documents), fraction, 2*JackknifeParts)
+	}
+	for d, n := range documents {
+		if n != tracetest.Small.RequestsPerDocument {
+			t.Errorf("document %d has %d requests; want all %d", d, n, tracetest.Small.RequestsPerDocument)
+		}
+	}
+}
+
+// A solve ends soon after its context or its time budget, in every phase.
+func TestSolveEnds(t *testing.T) {
+	tr := openTiny(t)
+	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
+		o := Options{Ranks: 8, Attention: attention, Algorithm: placement.Auto, Objective: placement.Time, Forecast: Table, TrainPercent: 80, Seed: 1}
+		begin := time.Now()
+		if _, err := Solve(t.Context(), tr, o); err != nil {
+			t.Fatal(err)
+		}
+		whole := time.Since(begin)
+		for part := range 4 {
+			ctx, cancel := context.WithTimeout(t.Context(), whole*time.Duration(part+1)/5)
+			if solution, err := Solve(ctx, tr, o); solution == nil && !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("attention %s, cancelled after %d of 5 parts: error %v", attention, part+1, err)
+			}
+			cancel()
+			o.TimeBudget = whole * time.Duration(part+1) / 8
+			solution, err := Solve(t.Context(), tr, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := solution.Plan.Placement.Validate(); err != nil {
+				t.Errorf("attention %s, budget of %d of 8 parts: %v", attention, part+1, err)
+			}
+			o.TimeBudget = 0
 		}
 	}
 }

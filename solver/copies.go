@@ -138,21 +138,16 @@ func (o *Options) copies(slots int, rule placement.CopyRule) {
 }
 
 // runSized chooses the number of redundant slots, and solves with it. Numbers of slots, and the candidates of each
-// number, are compared on held-out documents of the train requests, within half of the time budget. A larger number is
+// number, are compared on held-out documents of the train requests. A larger number is
 // chosen only if it is faster than the smaller ones by more than chance.
 func (s *search) runSized(ctx context.Context, deadline time.Time) (*Solution, error) {
 	sizing, err := s.options.copySizing(&s.trace.Model)
 	if err != nil {
 		return nil, err
 	}
-	until := deadline
-	if !deadline.IsZero() {
-		now := time.Now()
-		until = now.Add(deadline.Sub(now) / 2)
-	}
 	numbers := sizing.numbers()
 	slices.Reverse(numbers[1:]) // the maximum pays most often, so an exhausted time budget skips small numbers
-	trials, truncated, err := s.scoreCandidates(ctx, numbers, until)
+	trials, truncated, err := s.scoreCandidates(ctx, numbers, halfway(deadline))
 	if err != nil {
 		return nil, err
 	}

@@ -215,6 +215,11 @@ func (s *search) finish(ctx context.Context, solution *Solution, result *placeme
 	if solution.Plan, err = s.plan(ctx, result.Placement, by); err != nil {
 		return err
 	}
+	if p := solution.Plan; p.Tokens != nil && p.Transitions == nil {
+		if p.Transitions, err = affinity.CountRankTransitions(ctx, s.trace, s.train, p.hosts(), p.Placement.Ranks); err != nil {
+			return err
+		}
+	}
 	o := s.evaluation()
 	o.WithoutBounds = false
 	if solution.Report, err = s.evaluate(ctx, solution.Plan, o); err != nil {
@@ -290,14 +295,14 @@ func (s *search) place(ctx context.Context, by placement.Algorithm, deadline tim
 		if problem.Clock, err = s.clock(ctx); err != nil {
 			return placement.Result{}, err
 		}
-		if problem.Starts, err = s.baselines(ctx); err != nil {
+		if problem.Starts, err = s.baselines(ctx, deadline); err != nil {
 			return placement.Result{}, err
 		}
 	}
 	return placement.Solve(ctx, problem)
 }
 
-// plan builds the tables of a placement.
+// plan builds the tables of a placement that its forecast reads.
 func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.Algorithm) (*Plan, error) {
 	plan := &Plan{
 		Attention: s.options.Attention, Forecast: s.options.Forecast, Placement: p,
@@ -321,10 +326,9 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 	s.unused = nil
 	plan.Tokens = unused.Rebuild(s.tokens, hosts, p.Ranks, max(s.options.best(), s.keep), estimator)
 	var err error
-	if plan.Transitions, err = affinity.CountRankTransitions(ctx, s.trace, s.train, hosts, p.Ranks); err != nil {
-		return nil, err
-	}
 	switch plan.Forecast {
+	case Transition:
+		plan.Transitions, err = affinity.CountRankTransitions(ctx, s.trace, s.train, hosts, p.Ranks)
 	case Prefill, Decode:
 		plan.Context, err = forecast.Train(ctx, s.trace, s.train, hosts, p.Ranks, plan.Forecast == Decode, s.options.Seed, s.progress("Forecast"))
 	case LookAhead:

@@ -4,6 +4,7 @@ package solver
 
 import (
 	"context"
+	"errors"
 	"math"
 	"slices"
 	"strconv"
@@ -18,6 +19,12 @@ import (
 // Other algorithms are slow, or were never faster in measurements.
 var timedBaselines = []placement.Algorithm{placement.EPLB, placement.MoETuner, placement.ExFlow, placement.KMeans2D}
 
+// clusteredRows is the number of token IDs × layers × ranks up to which KMeans2D clusters all token IDs.
+const (
+	clusteredRows    = 1 << 22
+	minClusteredRows = 1 << 11
+)
+
 // timedCandidate is a placement among which a search by time chooses.
 type timedCandidate struct {
 	name      string
@@ -27,8 +34,9 @@ type timedCandidate struct {
 	point *placement.Point
 }
 
-// baselines returns the placements of the published algorithms without copies. They are solved once.
-func (s *search) baselines(ctx context.Context) ([]*placement.Placement, error) {
+// baselines returns the placements of the published algorithms without copies, in the order of timedBaselines; after the
+// deadline, only the first ones. They are solved once.
+func (s *search) baselines(ctx context.Context, deadline time.Time) ([]*placement.Placement, error) {
 	if s.solvedBaselines != nil {
 		return s.solvedBaselines, nil
 	}
@@ -36,7 +44,12 @@ func (s *search) baselines(ctx context.Context) ([]*placement.Placement, error) 
 	plain.options.Constraints, plain.options.RedundantSlots, plain.options.CopyRule, plain.groups = placement.Constraints{}, 0, placement.NearestCopy, 1
 	plain.options.Progress = nil
 	for _, by := range timedBaselines {
-		result, err := plain.place(ctx, by, time.Time{})
+		if !deadline.IsZero() && time.Now().After(deadline) {
+			break
+		}
+		problem := plain.problem(by, deadline)
+		problem.MaxRows = max(minClusteredRows, clusteredRows/(len(problem.Layers)*problem.Ranks))
+		result, err := placement.Solve(ctx, problem)
 		if err != nil {
 			return nil, err
 		}
@@ -56,7 +69,7 @@ func (s *search) withoutCopies(ctx context.Context, deadline time.Time) (*uncopi
 	if s.solvedWithoutCopies != nil {
 		return s.solvedWithoutCopies, nil
 	}
-	if _, err := s.baselines(ctx); err != nil {
+	if _, err := s.baselines(ctx, deadline); err != nil {
 		return nil, err
 	}
 	plain := *s
@@ -91,8 +104,8 @@ func (s *search) candidates(ctx context.Context, deadline time.Time) ([]timedCan
 		return found, &result, nil // baselines ignore constraints, so they only serve as starting points
 	}
 	if s.options.RedundantSlots == 0 {
-		for i, by := range timedBaselines {
-			found = append(found, timedCandidate{string(by), by, s.solvedBaselines[i], nil})
+		for i, solved := range s.solvedBaselines {
+			found = append(found, timedCandidate{string(timedBaselines[i]), timedBaselines[i], solved, nil})
 		}
 		return found, &result, nil
 	}
@@ -135,7 +148,14 @@ func (s *search) runNamed(ctx context.Context, name string, truncated bool, dead
 	if err != nil {
 		return nil, err
 	}
-	chosen := candidates[slices.IndexFunc(candidates, func(c timedCandidate) bool { return c.name == name })]
+	named := func(name string) int {
+		return slices.IndexFunc(candidates, func(c timedCandidate) bool { return c.name == name })
+	}
+	at := named(name)
+	if at < 0 {
+		at = named(placement.PointOfTime) // the time budget did not suffice for the candidate
+	}
+	chosen := candidates[at]
 	solution := s.solution(result)
 	solution.Truncated = solution.Truncated || truncated
 	bought := s.options.RedundantMemory > 0 && s.options.RedundantSlots > 0 // copies that pay, even in the default placement
@@ -227,14 +247,25 @@ func (s *search) rankFolds() int {
 // candidate is faster by more than two standard errors over the splits. It returns the default placement if that is not
 // slower. It also returns the search's own placement if the profile cannot be split, or the time budget is exhausted.
 func (s *search) fastest(ctx context.Context, deadline time.Time) (name string, truncated bool, err error) {
-	trials, truncated, err := s.scoreCandidates(ctx, []int{s.options.RedundantSlots}, deadline)
+	trials, truncated, err := s.scoreCandidates(ctx, []int{s.options.RedundantSlots}, halfway(deadline))
 	switch {
-	case err != nil || truncated:
-		return placement.PointOfTime, truncated, err
-	case trials == nil:
-		return string(placement.ContiguousAlgorithm), false, nil // one document is no evidence
+	case err != nil:
+		return "", false, err
+	case trials != nil:
+		return trials[0].fastest(), truncated, nil
+	case truncated:
+		return placement.PointOfTime, true, nil
 	}
-	return trials[0].fastest(), false, nil
+	return string(placement.ContiguousAlgorithm), false, nil // one document is no evidence
+}
+
+// halfway returns the time until which candidates are compared, if the search has to end at the deadline: half of the
+// remaining time. The other half is for the search from all train requests.
+func halfway(deadline time.Time) time.Time {
+	if deadline.IsZero() {
+		return deadline
+	}
+	return time.Now().Add(time.Until(deadline) / 2)
 }
 
 // trial contains the candidates with one number of redundant slots, scored on held-out documents of the train requests.
@@ -263,41 +294,45 @@ func (t *trial) fastest() string {
 	return fastestOf(t.names, times)
 }
 
-// scoreCandidates scores the candidates with each number of redundant slots in every split. It returns no trials if the
+// scoreCandidates scores the candidates with each number of redundant slots in every split, for a sample of the layers
+// if they are many and independent. It returns no trials if the
 // train requests have only one document. If the time budget cuts the search off, trials contains the numbers scored in
 // the first split, or in all completed splits.
 func (s *search) scoreCandidates(ctx context.Context, slots []int, deadline time.Time) (trials []trial, truncated bool, err error) {
 	progress, folds := s.progress("Copies"), s.rankFolds()
+	within := ctx
+	if !deadline.IsZero() {
+		var cancel context.CancelFunc
+		within, cancel = context.WithDeadline(ctx, deadline)
+		defer cancel()
+	}
+	overdue := func(err error) bool { return errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil }
 	for fold := range folds {
 		part := &search{trace: s.trace.Subset(s.train), options: s.options, groups: s.groups, unused: s.unused}
+		if s.options.Attention == placement.TensorParallel && s.options.Current == nil && len(s.options.Constraints.Pins) == 0 {
+			part.trace = part.trace.WithLayers(sampledLayers(len(part.trace.Model.Layers))) // the layers of a placement are independent
+		}
 		part.options.Embeddings, part.options.Progress, part.options.Forecast = nil, nil, Table
 		if part.train, part.test, err = trace.Split(part.trace, validationPercent, s.options.Seed+uint64(fold)); err != nil {
 			return nil, false, nil
 		}
-		if err := part.count(ctx); err != nil {
+		if err := part.count(within); overdue(err) {
+			return trials, true, nil
+		} else if err != nil {
 			return nil, false, err
 		}
 		var scored []trial
 		for i, n := range slots {
 			part.options.copies(n, s.options.CopyRule)
-			candidates, result, err := part.candidates(ctx, deadline)
-			if err != nil {
-				return nil, false, err
-			}
-			if truncated = result.Truncated; truncated {
+			t, err := part.trial(within, deadline)
+			s.unused = part.unused
+			if truncated = t == nil && err == nil || overdue(err); truncated {
 				break
 			}
-			t := trial{slots: n, figures: map[string][]modelledTimes{}}
-			figures, err := part.modelled(ctx, candidates)
 			if err != nil {
 				return nil, false, err
 			}
-			s.unused = part.unused
-			for at, c := range candidates {
-				t.names = append(t.names, c.name)
-				t.figures[c.name] = []modelledTimes{figures[at]}
-			}
-			scored = append(scored, t)
+			scored = append(scored, *t)
 			if progress != nil && len(slots) > 1 {
 				progress(fold*len(slots)+i+1, folds*len(slots))
 			}
@@ -317,6 +352,24 @@ func (s *search) scoreCandidates(ctx context.Context, slots []int, deadline time
 		}
 	}
 	return trials, false, nil
+}
+
+// trial scores the candidates on the test requests. It returns nil if the time budget cuts off the search.
+func (s *search) trial(ctx context.Context, deadline time.Time) (*trial, error) {
+	candidates, result, err := s.candidates(ctx, deadline)
+	if err != nil || result.Truncated {
+		return nil, err
+	}
+	figures, err := s.modelled(ctx, candidates)
+	if err != nil {
+		return nil, err
+	}
+	t := &trial{slots: s.options.RedundantSlots, figures: map[string][]modelledTimes{}}
+	for i, c := range candidates {
+		t.names = append(t.names, c.name)
+		t.figures[c.name] = []modelledTimes{figures[i]}
+	}
+	return t, nil
 }
 
 // fastestOf returns the name to choose, given the times of each candidate in every split. The first name is that of the
@@ -376,6 +429,41 @@ func (s *search) modelled(ctx context.Context, candidates []timedCandidate) ([]m
 	return figures, nil
 }
 
+const (
+	// sampledTokens is the number of test tokens for scoring a candidate, or a batch, if that is larger. sampledRows is
+	// the maximum number of tokens × layers × ranks with attention TP, beyond which fewer tokens are scored, down to
+	// minSampledTokens. A token takes 0.3 µs per layer to assign with 8 ranks, and 2 µs with 32.
+	sampledTokens    = 1 << 16
+	minSampledTokens = 1 << 14
+	sampledRows      = 1 << 23
+	maxSampledLayers = 16
+	// sampledRowsOfRequests is the number of tokens × layers with attention DP, which takes a tenth of the time.
+	sampledRowsOfRequests = 1 << 22
+)
+
+// sampledLayers returns the indices of at most maxSampledLayers of the given number of layers, at equal distances.
+func sampledLayers(all int) []int {
+	layers := make([]int, min(all, maxSampledLayers))
+	for i := range layers {
+		layers[i] = i * all / len(layers)
+	}
+	return layers
+}
+
+// sample returns the test requests and layers for scoring candidates in batches of a size. All candidates are scored on
+// the same ones.
+func (s *search) sample(batchTokens int) (requests, layers []int) {
+	all := len(s.trace.Model.Layers)
+	if s.options.Attention == placement.DataParallel {
+		return trace.Sample(s.trace, s.test, max(sampledTokens, sampledRowsOfRequests/all), s.options.Seed), nil
+	}
+	layers = sampledLayers(all)
+	tokens := min(max(sampledTokens, batchTokens), max(minSampledTokens, sampledRows/(len(layers)*max(s.options.Ranks, 16))))
+	requests = trace.Sample(s.trace, s.test, tokens, s.options.Seed)
+	return requests, layers
+}
+
+// modelledTimes returns the scores of a plan on a sample of the test requests.
 func (s *search) modelledTimes(ctx context.Context, plan *Plan) (m modelledTimes, err error) {
 	o, sizes := s.evaluation(), s.options.batchTokens()
 	o.Orders = rankOrders
@@ -383,6 +471,7 @@ func (s *search) modelledTimes(ctx context.Context, plan *Plan) (m modelledTimes
 	var report cost.Report
 	for i, tokens := range sizes {
 		o.BatchTokens = tokens
+		o.Requests, o.Layers = s.sample(tokens)
 		if i == 0 || s.options.Attention == placement.TensorParallel && tokens != sizes[i-1] { // with attention DP, ranks of requests do not depend on the batch size
 			if report, err = s.evaluate(ctx, plan, o); err != nil {
 				return m, err

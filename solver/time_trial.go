@@ -26,6 +26,9 @@ type TimeTrial struct {
 	// part of the documents. parts is nil if there are too few documents.
 	scores []scorePair
 	parts  []scorePair
+	// partFraction is the fraction of the documents that the jackknife scores sample. The variance of a mean over all of
+	// them is smaller by this factor.
+	partFraction float64
 }
 
 // scorePair contains the scores of the baseline (before) and of a plan (after), in batches of one size.
@@ -76,6 +79,7 @@ func NewTimeTrial(ctx context.Context, t *trace.Trace, p *Plan, o TrialOptions) 
 	tr.To = cost.LayerOf(&t.Model, tr.Machines, planned.Ranks, planned.SlotsPerRank)
 	e := o.Evaluation
 	e.WithoutBounds, e.Detail, e.Volume, e.ScorePercent = true, false, false, 0
+	e.Requests, _ = sampleDocuments(t, e.Requests, p.Seed, maxTrialRows/max(planned.Ranks, 8))
 	for _, tokens := range sizes {
 		e.BatchTokens = tokens
 		pair, err := o.score(ctx, t, p, e)
@@ -87,7 +91,44 @@ func NewTimeTrial(ctx context.Context, t *trace.Trace, p *Plan, o TrialOptions) 
 			break // with attention DP, ranks of requests do not depend on the batch size
 		}
 	}
+	o.Evaluation = e
 	return tr, tr.leaveOut(ctx, t, p, &o)
+}
+
+const (
+	// maxTrialRows is the maximum number of tokens × layers × ranks for scoring a plan and its baseline, with at least 8
+	// ranks. maxPartRows is the same for the jackknife scores.
+	maxTrialRows = 1 << 26
+	maxPartRows  = 1 << 23
+)
+
+// sampleDocuments returns the requests of a random sample of the documents, of at most the given number of tokens ×
+// layers but at least 2·JackknifeParts documents, and the fraction of the documents that are in the sample.
+func sampleDocuments(t *trace.Trace, requests []int, seed uint64, rows int) (sampled []int, fraction float64) {
+	tokens := map[int32]int{}
+	var documents []int
+	for _, r := range requests {
+		if _, known := tokens[t.Documents[r]]; !known {
+			documents = append(documents, int(t.Documents[r]))
+		}
+		tokens[t.Documents[r]] += t.Length(r)
+	}
+	sum, taken, kept := 0, map[int32]bool{}, 0
+	for _, d := range trace.Shuffled(documents, seed) {
+		if sum += tokens[int32(d)] * len(t.Model.Layers); sum > rows && kept >= 2*JackknifeParts {
+			break
+		}
+		taken[int32(d)], kept = true, kept+1
+	}
+	if kept == len(documents) {
+		return requests, 1
+	}
+	for _, r := range requests {
+		if taken[t.Documents[r]] {
+			sampled = append(sampled, r)
+		}
+	}
+	return sampled, float64(kept) / float64(len(documents))
 }
 
 // score scores the plan and its baseline.
@@ -113,9 +154,10 @@ func (o *TrialOptions) score(ctx context.Context, t *trace.Trace, p *Plan, e cos
 // leaveOut computes the jackknife scores: for each part of the documents, it scores all other requests in batches of
 // the median size.
 func (tr *TimeTrial) leaveOut(ctx context.Context, t *trace.Trace, p *Plan, o *TrialOptions) error {
-	e := o.Evaluation
+	e, requests := o.Evaluation, []int(nil)
+	requests, tr.partFraction = sampleDocuments(t, e.Requests, p.Seed, maxPartRows/max(p.Placement.Ranks, 8))
 	var documents []int
-	for _, request := range e.Requests {
+	for _, request := range requests {
 		documents = append(documents, int(t.Documents[request]))
 	}
 	slices.Sort(documents)
@@ -130,7 +172,7 @@ func (tr *TimeTrial) leaveOut(ctx context.Context, t *trace.Trace, p *Plan, o *T
 	e.WithoutBounds, e.Detail, e.Volume, e.ScorePercent = true, false, false, 0
 	e.BatchTokens = tr.scores[len(tr.scores)/2].batchTokens
 	for out := range JackknifeParts {
-		e.Requests = slices.DeleteFunc(slices.Clone(o.Evaluation.Requests), func(request int) bool { return part[int(t.Documents[request])] == out })
+		e.Requests = slices.DeleteFunc(slices.Clone(requests), func(request int) bool { return part[int(t.Documents[request])] == out })
 		pair, err := o.score(ctx, t, p, e)
 		if err != nil {
 			return err
@@ -214,7 +256,7 @@ func (tr *TimeTrial) Jackknife(figure func(before, after *cost.Report) float64) 
 	for _, v := range values {
 		sum += (v - mean) * (v - mean)
 	}
-	return math.Sqrt((n - 1) / n * sum)
+	return math.Sqrt((n - 1) / n * sum * tr.partFraction)
 }
 
 // Worth is the verdict on whether a plan saves enough time.

@@ -13,7 +13,7 @@ import (
 
 func TestJackknifeOfAMeanIsItsStandardError(t *testing.T) {
 	values, mean, sum := []float64{1, 4, 2, 8, 5, 7, 1, 3}, 31.0/8, 0.0
-	trial := &TimeTrial{}
+	trial := &TimeTrial{partFraction: 1}
 	for _, v := range values {
 		trial.parts = append(trial.parts, scorePair{after: cost.Report{LAR: (31 - v) / 7}})
 		sum += (v - mean) * (v - mean)

@@ -3,7 +3,7 @@
 package affinity
 
 import (
-	"cmp"
+	"context"
 	"math"
 	"slices"
 
@@ -239,8 +239,9 @@ func (t *TokenTable) Rebuild(layers []Counts, hosts []Hosts, ranks, best int, es
 		t.Rank, t.Score = make([]uint16, size), make([]uint16, size)
 	}
 	table := &TokenTable{Layers: len(layers), Vocabulary: vocabulary, Best: best, Ranks: ranks, Rank: t.Rank[:size], Score: t.Score[:size]}
-	shares, order := make([]float32, ranks), make([]int, ranks)
-	for l := range layers {
+	// Without a context, and with no more than memory, nothing fails.
+	_ = Parallel(context.Background(), len(layers), func(l int) {
+		shares, order := make([]float32, ranks), make([]int, 0, best+1)
 		prior := priorShares(&layers[l], hosts[l], ranks)
 		unseen := -1 // offset of the first token id without a row and without neighbours; all such ids have equal scores
 		for token := range vocabulary {
@@ -254,16 +255,33 @@ func (t *TokenTable) Rebuild(layers []Counts, hosts []Hosts, ranks, best int, es
 				unseen = at
 			}
 			estimator.rankShares(shares, &layers[l], token, hosts[l], prior)
-			for i := range order {
-				order[i] = i
-			}
-			slices.SortFunc(order, func(a, b int) int { return cmp.Or(cmp.Compare(shares[b], shares[a]), a-b) })
-			for i, rank := range order[:best] {
+			order = highestRanks(order[:0], shares, best)
+			for i, rank := range order {
 				table.Rank[at+i], table.Score[at+i] = uint16(rank), quantise(shares[rank])
 			}
 		}
-	}
+	})
 	return table
+}
+
+// highestRanks appends the given number of ranks with the highest shares to order, highest first, the lower rank first
+// among equals.
+func highestRanks(order []int, shares []float32, n int) []int {
+	for rank, share := range shares {
+		at := len(order)
+		for at > 0 && share > shares[order[at-1]] {
+			at--
+		}
+		if at == n {
+			continue
+		}
+		if len(order) < n {
+			order = append(order, 0)
+		}
+		copy(order[at+1:], order[at:])
+		order[at] = rank
+	}
+	return order
 }
 
 // ScoreToken fills dst with the expected local share per rank of a token id in a layer. The remainder of the stored

@@ -33,7 +33,7 @@ func EvaluateBaseline(ctx context.Context, t *trace.Trace, attention placement.A
 }
 
 // dispatchRoundRobin assigns the tokens round-robin and counts them.
-func (r *layerRun) dispatchRoundRobin(positions []int) {
+func (r *layerRun) dispatchRoundRobin(positions []int) error {
 	own, next, batches := make([]int, min(r.options.BatchTokens, len(positions))), 0, 0
 	for batch := range slices.Chunk(positions, r.options.BatchTokens) {
 		for i := range batch {
@@ -45,6 +45,7 @@ func (r *layerRun) dispatchRoundRobin(positions []int) {
 	}
 	r.batchImbalance /= float64(batches)
 	r.batchExpertImbalance /= float64(batches)
+	return nil
 }
 
 // noScores is a forecast without information about requests.

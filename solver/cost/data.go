@@ -3,6 +3,7 @@
 package cost
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -111,10 +112,10 @@ func playOrders(ctx context.Context, t *trace.Trace, p *placement.Placement, req
 	err := affinity.Parallel(ctx, o.Orders, func(i int) {
 		run := &orderRun{trace: t, placement: p, options: o, requests: requests}
 		run.order = o.Workload.Arrivals(t, o.Requests, o.Seed+uint64(i))
-		failures[i] = run.play()
+		failures[i] = run.play(ctx)
 		orders[i] = run
 	})
-	return orders, errors.Join(append(failures, err)...)
+	return orders, cmp.Or(err, errors.Join(failures...))
 }
 
 // partial simulates the orders again with scores of only the beginning of each request.
@@ -204,7 +205,7 @@ type orderRun struct {
 	baseline                               float64
 }
 
-func (r *orderRun) play() error {
+func (r *orderRun) play(ctx context.Context) error {
 	r.countBaseline() // the round-robin baseline dispatches in arrival order, even if the policy reorders requests
 	if err := r.schedule(); err != nil {
 		return err
@@ -215,6 +216,9 @@ func (r *orderRun) play() error {
 	}
 	last := newWindow(r.options, len(r.order), ranks, layers)
 	for i, request := range r.order {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		before := r.sums()
 		r.count(request, r.own[i], r.cached[i], last.next())
 		r.rates = append(r.rates, r.sums().since(before, r.trace.Model.TopK))

@@ -3,8 +3,11 @@
 package cost
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/dispatch"
@@ -29,6 +32,8 @@ type Options struct {
 	Requests []int
 	// Seed sets the order of the requests.
 	Seed uint64
+	// Layers are the indices of the MoE layers to evaluate with attention TP, ascending; nil means all.
+	Layers []int
 	// BatchTokens is the number of tokens in a batch (attention TP), or in a step of all ranks (for the modelled time).
 	BatchTokens int
 	// Shards is the shard rule of attention TP.
@@ -78,6 +83,8 @@ func (o *Options) validate(t *trace.Trace, p *placement.Placement) error {
 		return fmt.Errorf("held is %d; it must be at least 0", o.MaxWaiting)
 	case o.Policy == dispatch.Late && o.Workload == trace.MultiTurn:
 		return fmt.Errorf("policy %s may reorder the turns of a conversation; workload %s requires a policy that keeps the order", o.Policy, o.Workload)
+	case slices.ContainsFunc(o.Layers, func(l int) bool { return l < 0 || l >= len(p.Layers) }):
+		return fmt.Errorf("layers are %d; allowed is 0 to %d", o.Layers, len(p.Layers)-1)
 	case o.CacheTokens < 0:
 		return fmt.Errorf("cache tokens is %d; it must be at least 0", o.CacheTokens)
 	}
@@ -141,11 +148,11 @@ func TensorParallel(ctx context.Context, t *trace.Trace, p *placement.Placement,
 	if o.Shards != EqualShards && o.Shards != FreeShards {
 		return Report{}, fmt.Errorf("shards is %q; allowed is equal, free", o.Shards)
 	}
-	return tensorParallel(ctx, t, p, &o, func(run *layerRun, positions []int) { run.dispatch(forecast, positions) })
+	return tensorParallel(ctx, t, p, &o, func(run *layerRun, positions []int) error { return run.dispatch(ctx, forecast, positions) })
 }
 
 // tensorParallel scores a placement whose tokens are assigned by the function dispatch, layer by layer.
-func tensorParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, o *Options, dispatch func(run *layerRun, positions []int)) (Report, error) {
+func tensorParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, o *Options, dispatch func(run *layerRun, positions []int) error) (Report, error) {
 	var positions []int
 	for _, r := range trace.Shuffled(o.Requests, o.Seed) {
 		for at := t.Offsets[r]; at < t.Offsets[r+1]; at++ {
@@ -153,21 +160,36 @@ func tensorParallel(ctx context.Context, t *trace.Trace, p *placement.Placement,
 		}
 	}
 	kinds := o.kindOfPositions(t)
-	runs := make([]*layerRun, len(p.Layers))
-	err := affinity.Parallel(ctx, len(p.Layers), func(l int) {
-		run := newLayerRun(t, p, l, o)
+	layers := o.layers(p)
+	runs, failures := make([]*layerRun, len(layers)), make([]error, len(layers))
+	err := affinity.Parallel(ctx, len(layers), func(i int) {
+		run := newLayerRun(t, p, layers[i], o)
 		run.kinds = kinds
-		dispatch(run, positions)
+		if failures[i] = dispatch(run, positions); failures[i] != nil {
+			return
+		}
 		run.countBaseline(positions)
 		if !o.WithoutBounds {
 			run.bounds(positions)
 		}
-		runs[l] = run
+		runs[i] = run
 	})
-	if err != nil {
+	if err = cmp.Or(err, errors.Join(failures...)); err != nil {
 		return Report{}, err
 	}
 	return tensorReport(t, p, runs, o), nil
+}
+
+// layers returns the indices of the MoE layers to evaluate.
+func (o *Options) layers(p *placement.Placement) []int {
+	if o.Layers != nil {
+		return o.Layers
+	}
+	all := make([]int, len(p.Layers))
+	for l := range all {
+		all[l] = l
+	}
+	return all
 }
 
 // baselineRanks returns the largest number of ranks up to the plan's that divides the number of experts. Engines reject
@@ -193,7 +215,11 @@ func tensorReport(t *trace.Trace, p *placement.Placement, runs []*layerRun, o *O
 		addShare(&r.UpperBound, run.upper/n)
 		addShare(&scored, run.scored/n)
 	}
-	r.fill([][]*tally{tallies}, t.Model.Layers)
+	layers := make([]int, len(runs))
+	for i, run := range runs {
+		layers[i] = t.Model.Layers[run.layer]
+	}
+	r.fill([][]*tally{tallies}, layers)
 	if !o.WithoutBounds {
 		r.Gap = newGap(r.UpperBound, r.OracleLAR, scored, r.LAR)
 	}

@@ -3,6 +3,7 @@
 package cost
 
 import (
+	"context"
 	"slices"
 
 	"github.com/semmoe/operator/solver/dispatch"
@@ -33,14 +34,17 @@ func newLayerRun(t *trace.Trace, p *placement.Placement, layer int, o *Options) 
 	}
 }
 
-// dispatch assigns the tokens batch by batch and counts them.
-func (r *layerRun) dispatch(forecast TokenForecast, positions []int) {
+// dispatch assigns the tokens batch by batch and counts them. It returns the context's error on cancellation.
+func (r *layerRun) dispatch(ctx context.Context, forecast TokenForecast, positions []int) error {
 	ranks := r.placement.Ranks
 	shards, stream := dispatch.NewWeightedShards(ranks, r.options.RankCapacity), dispatch.NewWeightedStream(ranks, r.options.RankCapacity)
 	scores := make([]float32, min(r.options.BatchTokens, len(positions))*ranks)
 	own := make([]int, len(scores)/ranks)
 	batches, local := 0, 0
 	for batch := range slices.Chunk(positions, r.options.BatchTokens) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		for i, position := range batch {
 			row := scores[i*ranks : (i+1)*ranks]
 			forecast.Score(row, r.layer, position)
@@ -58,6 +62,7 @@ func (r *layerRun) dispatch(forecast TokenForecast, positions []int) {
 	r.batchImbalance /= float64(batches)
 	r.batchExpertImbalance /= float64(batches)
 	r.scored = float64(local) / float64(len(positions)*r.trace.Model.TopK)
+	return nil
 }
 
 // highest returns the rank of the highest score, the first one among equals.

@@ -61,7 +61,7 @@ func (p *Problem) rows(first, last int) *rows {
 	case p.Attention == DataParallel:
 		return requestRows(p.Requests, p.Ranks)
 	default:
-		return tokenRows(&p.Tokens[first], p.Ranks)
+		return tokenRows(&p.Tokens[first], p.Ranks, p.MaxRows)
 	}
 }
 

@@ -55,7 +55,7 @@ func newDistinct(o *affinity.Occurrences, layer int, rankOf []int, own []int32, 
 func (d *distinct) ranksOf() []int { return d.rankOf }
 
 // gain returns the saved message cost if e and f, on different ranks, are swapped.
-func (d *distinct) gain(e, f int) float64 {
+func (d *distinct) gain(e, f int, _ float64) float64 {
 	p, q := d.rankOf[e], d.rankOf[f]
 	return d.moved(e, f, p, q) + d.moved(f, e, q, p)
 }

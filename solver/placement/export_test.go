@@ -199,7 +199,7 @@ func NewDistinct(o *affinity.Occurrences, rankOf []int, own []int32, ranks int, 
 }
 
 // Gain, Swap and Total are the operations of the search.
-func (d Distinct) Gain(e, f int) float64 { return d.gain(e, f) }
+func (d Distinct) Gain(e, f int) float64 { return d.gain(e, f, -1e300) }
 func (d Distinct) Swap(e, f int)         { d.swap(e, f) }
 func (d Distinct) Total() float64        { return d.total() }
 

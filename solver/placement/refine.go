@@ -47,6 +47,8 @@ type refining struct {
 	seed   uint64
 	// rounds is the maximum number of rounds from each start; 0 means refineRounds.
 	rounds int
+	// most is the maximum number of improved starts, the best ones; 0 means no limit.
+	most int
 }
 
 // worth orders placements: first by the excess over limits, then by value.
@@ -58,6 +60,11 @@ func (w worth) better(than worth, by float64) bool {
 		return w.excess < than.excess
 	}
 	return w.value > than.value+by*math.Abs(than.value)
+}
+
+// compare orders the better of two first.
+func (w worth) compare(other worth) int {
+	return cmp.Or(cmp.Compare(w.excess, other.excess), cmp.Compare(other.value, w.value))
 }
 
 func (r *refining) worth(rankOf [][]int) worth {
@@ -81,8 +88,12 @@ func (r *refining) best(ctx context.Context, starts [][][]int) ([][]int, error) 
 	found, value := starts[first], worths[first]
 	hopeless := value
 	hopeless.value -= maxStartGap * math.Abs(value.value)
+	least := slices.SortedFunc(slices.Values(worths), worth.compare)[min(cmp.Or(r.most, len(starts)), len(starts))-1]
 	for i, start := range starts {
 		at, here := start, worths[i]
+		if least.better(here, 0) {
+			continue
+		}
 		if len(start) == 1 && hopeless.better(here, 0) {
 			continue
 		}

@@ -33,11 +33,17 @@ func (s *sparseRows) row(r int) ([]uint16, []float32) {
 	return s.expert[begin:end], s.count[begin:end]
 }
 
-func tokenRows(c *affinity.Counts, ranks int) *rows {
+// tokenRows returns the rows of at most the given number of token IDs, the most frequent ones; 0 means no limit.
+func tokenRows(c *affinity.Counts, ranks, most int) *rows {
+	least := float32(0)
+	if most > 0 && most < len(c.Occurrences) {
+		sizes := slices.Sorted(slices.Values(c.Occurrences))
+		least = sizes[len(sizes)-most-1]
+	}
 	out := &rows{ranks: ranks, experts: c.Experts, layers: []sparseRows{{start: []int{0}}}}
 	layer := &out.layers[0]
 	for token, n := range c.Occurrences {
-		if n == 0 {
+		if n <= least {
 			continue
 		}
 		experts, counts := c.Row(token)

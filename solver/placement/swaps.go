@@ -11,8 +11,9 @@ import (
 type swapper interface {
 	// ranksOf returns the ranks of the experts.
 	ranksOf() []int
-	// gain returns the improvement of the objective if two experts on different ranks are swapped.
-	gain(e, f int) float64
+	// gain returns the improvement of the objective if two experts on different ranks are swapped. If the improvement is
+	// at most floor, it may return any value up to floor.
+	gain(e, f int, floor float64) float64
 	swap(e, f int)
 }
 
@@ -25,7 +26,7 @@ type weighted struct {
 
 func (w *weighted) ranksOf() []int { return w.rankOf }
 
-func (w *weighted) gain(e, f int) float64 {
+func (w *weighted) gain(e, f int, _ float64) float64 {
 	p, q := w.rankOf[e], w.rankOf[f]
 	ofE, ofF := w.weight[e*w.ranks:], w.weight[f*w.ranks:]
 	return float64(ofE[q]) - float64(ofE[p]) + float64(ofF[p]) - float64(ofF[q])
@@ -42,7 +43,7 @@ type related struct {
 
 func (r related) ranksOf() []int { return r.rankOf }
 
-func (r related) gain(e, f int) float64 { return float64(r.partition.gain(e, f)) / r.topK }
+func (r related) gain(e, f int, _ float64) float64 { return float64(r.partition.gain(e, f)) / r.topK }
 
 // proposals is the number of proposed swaps for each expert, and hot the initial temperature, in units of a swap's mean
 // absolute gain, for annealing a placement that is already good.
@@ -59,7 +60,7 @@ func annealSwaps(s swapper, within *limits, random *rand.Rand, stop limit) {
 	scale, seen := 0.0, 0
 	for range 4 * len(rankOf) {
 		if e, f := within.draw(random); rankOf[e] != rankOf[f] {
-			scale += math.Abs(s.gain(e, f))
+			scale += math.Abs(s.gain(e, f, math.Inf(-1)))
 			seen++
 		}
 	}
@@ -78,8 +79,8 @@ func annealSwaps(s swapper, within *limits, random *rand.Rand, stop limit) {
 		if p == q || !within.allows(e, f, p, q) {
 			continue
 		}
-		gain := s.gain(e, f) - within.cost*float64(within.moreMoves(e, f, p, q))
-		if gain >= 0 || gain > -temperature*random.ExpFloat64() {
+		floor := within.cost*float64(within.moreMoves(e, f, p, q)) - temperature*random.ExpFloat64()
+		if s.gain(e, f, floor) > floor {
 			s.swap(e, f)
 			within.swapped(e, f, p, q)
 		}
@@ -102,7 +103,8 @@ func descendSwaps(s swapper, within *limits, stop limit) {
 				if p == q || !within.allows(e, f, p, q) {
 					continue
 				}
-				if s.gain(e, f)-within.cost*float64(within.moreMoves(e, f, p, q)) > least {
+				floor := least + within.cost*float64(within.moreMoves(e, f, p, q))
+				if s.gain(e, f, floor) > floor {
 					s.swap(e, f)
 					within.swapped(e, f, p, q)
 					improved = true

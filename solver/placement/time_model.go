@@ -2,6 +2,8 @@
 
 package placement
 
+import "math"
+
 // Clock models the time of a MoE layer for the objective Time.
 type Clock struct {
 	// exchange is the time in microseconds of one fair share of activations on the busiest rank. compute[i] is the time
@@ -75,6 +77,10 @@ type timing struct {
 	// the exchange of all ranks on the profile.
 	slowest, busiest []highest
 	exchanged        float64
+	// others are the highest values without two ranks, computed when they are first needed [ranks × ranks]. swaps is
+	// the number of swaps, for which they are valid.
+	others []others
+	swaps  int
 	// loads are the activations of each expert.
 	loads []float64
 }
@@ -120,6 +126,48 @@ func newTiming(c *Clock, layer int, weight []float32, rankOf []int, ranks int) *
 	t.rank()
 	t.value = t.current()
 	return t
+}
+
+// others are the loads and exchanges of the ranks other than two ranks p and q.
+type others struct {
+	swaps int
+	// load and exchange are the highest values in each window.
+	load, exchange []float64
+	// leastLoad and leastExchange are lower bounds of the mean highest load and exchange after any swap between p and q,
+	// and shared is half of the mean load of both, which no swap changes.
+	leastLoad, leastExchange, shared float64
+}
+
+// without returns the highest loads and exchanges without two ranks.
+func (t *timing) without(p, q int) *others {
+	n := len(t.slowest)
+	if t.others == nil {
+		t.others = make([]others, t.ranks*t.ranks)
+	}
+	o := &t.others[min(p, q)*t.ranks+max(p, q)]
+	if o.load != nil && o.swaps == t.swaps {
+		return o
+	}
+	if o.load == nil {
+		o.load = make([]float64, n)
+		if !t.clock.MeanExchange {
+			o.exchange = make([]float64, n)
+		}
+	}
+	o.swaps, o.leastLoad, o.leastExchange, o.shared = t.swaps, 0, 0, 0
+	atP, atQ := t.on[p*n:(p+1)*n], t.on[q*n:(q+1)*n]
+	for w := range o.load {
+		o.load[w] = t.slowest[w].except(p, q)
+		half := (atP[w] + atQ[w]) / 2
+		o.leastLoad += max(o.load[w], half)
+		o.shared += half
+	}
+	for w := range o.exchange {
+		o.exchange[w] = t.busiest[w].except(p, q)
+		o.leastExchange += o.exchange[w]
+	}
+	o.leastLoad, o.leastExchange, o.shared = o.leastLoad/float64(n), o.leastExchange/float64(n), o.shared/float64(n)
+	return o
 }
 
 // highest contains the three ranks with the highest values, because a swap changes two of them.
@@ -216,30 +264,38 @@ func (t *timing) valueOf(load, exchange float64) float64 {
 	return -exchange - t.unit*t.clock.computing(load)
 }
 
-// valueAfter returns the value of the placement after two experts are swapped.
-func (t *timing) valueAfter(e, f int) float64 {
+// valueAfter returns the value of the placement after two experts are swapped. If the value is at most floor, it may
+// return any value up to floor.
+func (t *timing) valueAfter(e, f int, floor float64) float64 {
 	p, q, n := t.rankOf[e], t.rankOf[f], len(t.slowest)
 	computedP, localP := t.after(e, f)
 	computedQ, localQ := t.after(f, e)
 	ofE, ofF, atP, atQ := t.windows[e*n:(e+1)*n], t.windows[f*n:(f+1)*n], t.on[p*n:(p+1)*n], t.on[q*n:(q+1)*n]
-	load := 0.0
+	load, others := 0.0, t.without(p, q)
 	if t.clock.MeanExchange {
-		for w := range t.slowest {
-			d := float64(ofF[w] - ofE[w])
-			load += max(t.slowest[w].except(p, q), atP[w]+d, atQ[w]-d)
-		}
 		exchange := t.exchanged
 		exchange += max(t.sent[p], computedP) - localP - max(t.sent[p], t.computed[p]) + t.local[p]
 		exchange += max(t.sent[q], computedQ) - localQ - max(t.sent[q], t.computed[q]) + t.local[q]
+		if most := t.valueOf(others.leastLoad, exchange); most <= floor {
+			return most
+		}
+		for w, most := range others.load {
+			d := float64(ofF[w] - ofE[w])
+			load += max(most, atP[w]+d, atQ[w]-d)
+		}
 		return t.valueOf(load/float64(n), exchange)
 	}
 	remoteP, remoteQ := remote(computedP, localP), remote(computedQ, localQ)
 	sent, exchange := max(remote(t.sent[p], localP), remote(t.sent[q], localQ)), 0.0
-	for w := range t.slowest {
+	leastExchange := max(others.leastExchange, sent, others.shared*min(remoteP, remoteQ))
+	if most := t.valueOf(others.leastLoad, leastExchange*t.total); most <= floor {
+		return most
+	}
+	for w, most := range others.load {
 		d := float64(ofF[w] - ofE[w])
 		onP, onQ := atP[w]+d, atQ[w]-d
-		load += max(t.slowest[w].except(p, q), onP, onQ)
-		exchange += max(t.busiest[w].except(p, q), onP*remoteP, onQ*remoteQ, sent)
+		load += max(most, onP, onQ)
+		exchange += max(others.exchange[w], onP*remoteP, onQ*remoteQ, sent)
 	}
 	return t.valueOf(load/float64(n), exchange/float64(n)*t.total)
 }
@@ -254,10 +310,14 @@ func (t *timing) after(e, f int) (computed, local float64) {
 // generalize to later requests.
 const minTimeGain = 1e-5
 
-func (t *timing) gain(e, f int) float64 { return t.valueAfter(e, f) - t.value - minTimeGain*t.total }
+func (t *timing) gain(e, f int, floor float64) float64 {
+	least := t.value + minTimeGain*t.total
+	return t.valueAfter(e, f, least+floor) - least
+}
 
 func (t *timing) swap(e, f int) {
-	t.value = t.valueAfter(e, f)
+	t.value = t.valueAfter(e, f, math.Inf(-1))
+	t.swaps++
 	p, q, n := t.rankOf[e], t.rankOf[f], len(t.slowest)
 	moved := t.loads[f] - t.loads[e]
 	t.computed[p], t.computed[q] = t.computed[p]+moved, t.computed[q]-moved

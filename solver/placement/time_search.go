@@ -18,6 +18,13 @@ import (
 // search by time, in addition to the point without a limit. Each limit starts from the placements of the previous one.
 var loadLimits = []float64{130, 115, 108, 104, 101}
 
+// timedPairs is the number of pairs of experts, over all layers and starts, up to which a search by time improves all
+// starts. Beyond it, only the best starts are improved, at least minTimeStarts.
+const (
+	timedPairs    = 1 << 23
+	minTimeStarts = 2
+)
+
 // nearRounds is the maximum number of rounds of a search that starts from the result for the previous limit.
 const nearRounds = 2
 
@@ -277,6 +284,8 @@ func (s *sweep) run(ctx context.Context, by *timeRefiner, front []Point) error {
 		r := refining{by: by, within: within, stop: s.stop, seed: p.Seed ^ uint64(by.layers[0])<<32 ^ uint64(i)<<48}
 		if by.descends {
 			r.rounds = nearRounds
+		} else {
+			r.most = max(minTimeStarts, timedPairs/(len(p.Layers)*p.experts()*p.experts()))
 		}
 		rankOf, err := r.best(ctx, starts)
 		if err != nil {

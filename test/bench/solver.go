@@ -15,10 +15,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
 // solverResult is the result of one solve on generated counts.
@@ -32,9 +34,11 @@ type solverResult struct {
 	Goal    float64 `json:"goal_seconds,omitempty"`
 	// Warm is the time of a second solve that starts from the first placement, Moves the number of experts that it
 	// moves.
-	Warm    float64 `json:"warm_seconds"`
-	WarmCPU float64 `json:"warm_cpu_seconds"`
-	Moves   int     `json:"warm_moves"`
+	Warm    float64 `json:"warm_seconds,omitempty"`
+	WarmCPU float64 `json:"warm_cpu_seconds,omitempty"`
+	Moves   int     `json:"warm_moves,omitempty"`
+	// Verdict is the part of Seconds for the verdict, of a solve from a trace to a plan with its verdict.
+	Verdict float64 `json:"verdict_seconds,omitempty"`
 	// Points is the number of placements on the Pareto front; 0 if the search is not by time.
 	Points int `json:"front_points,omitempty"`
 	// LAR is the local activation rate on the profile.
@@ -64,7 +68,43 @@ func benchSolver(ctx context.Context) ([]solverResult, error) {
 		results = append(results, r)
 	}
 	r, err := benchRequests(ctx, 20_000, 12, 64, 8)
-	return append(results, r), err
+	if err != nil {
+		return nil, err
+	}
+	results = append(results, r)
+	whole, err := benchWhole(ctx)
+	return append(results, whole...), err
+}
+
+// benchWhole solves by time from a generated trace, as semmoe solve does: counts, the search in every split, the tables,
+// the scores and the verdict.
+func benchWhole(ctx context.Context) ([]solverResult, error) {
+	t := tracetest.Generate(tracetest.Shape{
+		Experts: 256, TopK: 8, Layers: 58, Vocabulary: 129_000, Domains: 10, DocumentsPerDomain: 40, RequestsPerDocument: 2, TokensPerRequest: 250, Noise: 30,
+	}, 1)
+	t.Model.Config = `{"num_hidden_layers":59,"hidden_size":7168,"moe_intermediate_size":2048}`
+	var results []solverResult
+	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
+		runtime.GC()
+		o := solver.Options{Attention: attention, Ranks: 32, TrainPercent: 80, Algorithm: placement.Auto, Objective: placement.Time, Forecast: solver.Table, Seed: 1}
+		begin, cpu := time.Now(), cpuSeconds()
+		s, err := solver.Solve(ctx, t, o)
+		if err != nil {
+			return nil, err
+		}
+		solved := time.Now()
+		if _, err := solver.WorthOf(ctx, t, s, o, 2); err != nil {
+			return nil, err
+		}
+		var memory runtime.MemStats
+		runtime.ReadMemStats(&memory)
+		results = append(results, solverResult{
+			Shape:   fmt.Sprintf("%s, by time, from a trace to the verdict: 58 layers, 256 experts, %d tokens, EP 32", attention, len(t.Tokens)),
+			Seconds: time.Since(begin).Seconds(), CPU: cpuSeconds() - cpu, Verdict: time.Since(solved).Seconds(),
+			Points: len(s.Plan.Front), LAR: s.Report.LAR, SystemMiB: memory.Sys >> 20,
+		})
+	}
+	return results, nil
 }
 
 func (s tokenShape) run(ctx context.Context) (solverResult, error) {

@@ -113,7 +113,14 @@ e2e: build controlplane helm leaderworkerset ## Run the nightly tests: all stori
 	go test -race -count=1 -timeout 90m ./test/specfields -v
 	go test -race -count=1 -parallel 4 -timeout 6h ./test/e2e
 	go test -count=1 -timeout 90m ./test/scale -v
-	$(MAKE) prometheus e2e-oldest e2e-clients
+	$(MAKE) platforms prometheus e2e-oldest e2e-clients
+
+# Each platform compiles all dependencies again, which takes minutes from cold.
+.PHONY: platforms
+platforms: ## Compile the kubectl plugin for the platforms of users: darwin/arm64 and windows/amd64
+	for platform in darwin/arm64 windows/amd64; do \
+	  GOOS=$${platform%/*} GOARCH=$${platform#*/} CGO_ENABLED=0 go build -trimpath -o /dev/null ./cmd/kubectl-semmoe; \
+	done
 
 .PHONY: e2e-oldest
 e2e-oldest: build helm ## Run the tests of the API, the webhooks and the chart, and the main stories, on the oldest Kubernetes release that is supported (built once)

@@ -35,11 +35,6 @@ for module in . internal/tools; do # the dependencies of test/prometheus take mi
   (cd "$module" && go tool -modfile="$tools/go.mod" staticcheck ./...) || complain "staticcheck has findings in $module"
 done
 
-# The plugin runs on the machines of users, so it must compile for their platforms (docs/kubectl.md).
-for platform in darwin/arm64 windows/amd64; do
-  GOOS=${platform%/*} GOARCH=${platform#*/} CGO_ENABLED=0 go build -trimpath -o /dev/null ./cmd/kubectl-semmoe || complain "cmd/kubectl-semmoe does not compile for $platform"
-done
-
 # Language: the words of comments and messages (internal/tools/language/vocabulary.yaml).
 (cd internal/tools && go run ./language ../..) || complain "comments or messages do not follow internal/tools/language/vocabulary.yaml"
 

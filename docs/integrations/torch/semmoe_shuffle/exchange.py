@@ -22,7 +22,7 @@ class Exchange:
     def __init__(self, experts, weight, rank_of, local_of, local_experts, distinct, group=None):
         self.group, self.distinct = group, distinct
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
-        self.device, (self.tokens, topk) = experts.device, experts.shape
+        self.device, (self.tokens, self.topk) = experts.device, experts.shape
         held = rank_of[experts.long()].long()
         local = local_of[experts.long()].int()
         token, wanted, weights = self.sent_rows(held, local, weight)
@@ -31,9 +31,7 @@ class Exchange:
         own_token, own_wanted, own_weight = token[self.rank], wanted[self.rank], weights[self.rank]
         away = to != self.rank
         self.send_index = torch.cat(token)[away].int()
-        self.receive_counts = self.exchange_counts()
-        received_wanted = self.exchange_lists(torch.cat(wanted)[away])
-        received_weight = self.exchange_lists(torch.cat(weights)[away])
+        received_wanted, received_weight = self.announce(to[away], torch.cat(wanted)[away], torch.cat(weights)[away])
         self.sent, self.received = sum(self.send_counts), sum(self.receive_counts)
         # Rows to compute: those that arrive, then this rank's own, which lie behind them (see dispatch).
         source = torch.cat([torch.arange(self.received, device=self.device), self.received + own_token])
@@ -61,6 +59,11 @@ class Exchange:
                 wanted.append(local[at, k][:, None])
                 weights.append(weight[at, k][:, None])
         return token, wanted, weights
+
+    def announce(self, to, wanted, weights):
+        """Sends the lists of the rows, which go to the ranks `to`, and returns the received lists."""
+        self.receive_counts = self.exchange_counts()
+        return self.exchange_lists(wanted), self.exchange_lists(weights)
 
     def exchange_counts(self):
         mine = torch.tensor(self.send_counts, device=self.device)
@@ -113,6 +116,90 @@ class Exchange:
         dist.all_to_all_single(self.back[:self.sent], self.sums, self.send_counts, self.receive_counts, group=self.group)
         rows.weighted_sums(results, self.sum_index, self.sum_weight, self.sum_bounds[self.received:], self.back[self.sent:])
         return rows.weighted_sums(self.back, self.back_index, self.back_weight, self.back_bounds, self.out)
+
+
+class OneShot(Exchange):
+    """An Exchange that sends counts, lists and rows together, in one all-to-all (the one-shot all-to-all-v of Speculative MoE). The other
+    arguments are those of Exchange.
+
+    tokens [tokens, width]: this rank's rows. capacity: the number of rows for which each pair of ranks has room in the all-to-all, the same on
+    all ranks. Rows beyond it follow in a second message between the two ranks; too much room costs bandwidth. After preparing it, `arrived`
+    contains the received rows: `dispatch` has nothing left to send.
+    """
+
+    ALIGN = 16  # the alignment of the sections of a message in bytes
+
+    def __init__(self, tokens, capacity, experts, weight, rank_of, local_of, local_experts, distinct, group=None):
+        if capacity < 1:
+            raise ValueError(f"capacity {capacity} is invalid: must be at least 1")
+        self.given, self.capacity = tokens, capacity
+        super().__init__(experts, weight, rank_of, local_of, local_experts, distinct, group)
+
+    def announce(self, to, wanted, weights):
+        kinds = [("wanted", wanted.dtype, wanted.shape[1]), ("weight", weights.dtype, weights.shape[1]),
+                 ("rows", self.given.dtype, self.given.shape[1])]
+        begins = torch.tensor([0] + self.send_counts).cumsum(0)[:-1].to(self.device)
+        place = torch.arange(len(to), device=self.device) - begins[to]  # among the rows for the same rank
+        slot = to - (to > self.rank).long()  # a rank sends nothing to itself
+        fits = place < self.capacity
+        values = {"wanted": wanted, "weight": weights, "rows": rows.gather(self.given, self.send_index)}
+        sent, views = self.message(kinds)
+        views["count"].copy_(torch.tensor(self.send_counts[:self.rank] + self.send_counts[self.rank + 1:], dtype=torch.int32)[:, None])
+        whole = max(self.send_counts) <= self.capacity
+        for name, value in values.items():
+            views[name][slot if whole else slot[fits], place if whole else place[fits]] = value if whole else value[fits]
+        received, arrived = self.message(kinds)
+        splits = [0 if rank == self.rank else sent.shape[1] for rank in range(self.ranks)]
+        dist.all_to_all_single(received.view(-1), sent.view(-1), splits, splits, group=self.group)
+        counts = arrived["count"][:, 0].tolist()
+        self.receive_counts = counts[:self.rank] + [0] + counts[self.rank:]
+        lists = {name: [arrived[name][at, :min(n, self.capacity)] for at, n in enumerate(counts)] for name in values}
+        if not whole or max(counts, default=0) > self.capacity:
+            self.exchange_rest({name: value[~fits] for name, value in values.items()}, to[~fits], lists, counts)
+        lists = {name: torch.cat([values[name][:0], *parts]) for name, parts in lists.items()}
+        self.received_rows = lists["rows"]
+        return lists["wanted"], lists["weight"]
+
+    def message(self, kinds):
+        """Returns a message to every other rank, [ranks - 1, bytes], with views of its sections [ranks - 1, capacity, width]."""
+        room, sections = self.ALIGN, [("count", torch.int32, 0, 1, 1)]
+        for name, kind, width in kinds:
+            sections.append((name, kind, room, self.capacity, width))
+            size = self.capacity * width * kind.itemsize
+            room += size + -size % self.ALIGN
+        sent = torch.empty(self.ranks - 1, room, dtype=torch.uint8, device=self.device)
+        views = {}
+        for name, kind, begin, count, width in sections:
+            section = sent[:, begin:begin + count * width * kind.itemsize].view(kind)
+            views[name] = section.unflatten(1, (count, width)) if name != "count" else section
+        return sent, views
+
+    def exchange_rest(self, rest, to, lists, counts):
+        """Exchanges the rows beyond the capacity between the pairs of ranks that have them, and appends them to the lists."""
+        operations = []
+        others = [rank for rank in range(self.ranks) if rank != self.rank]
+        for at, rank in enumerate(others):
+            peer = dist.get_global_rank(self.group, rank) if self.group else rank
+            for name, value in rest.items():
+                mine = value[to == rank].contiguous()
+                if len(mine):
+                    operations.append(dist.P2POp(dist.isend, mine, peer, self.group))
+                if counts[at] > self.capacity:
+                    theirs = torch.empty(counts[at] - self.capacity, value.shape[1], dtype=value.dtype, device=self.device)
+                    operations.append(dist.P2POp(dist.irecv, theirs, peer, self.group))
+                    lists[name][at] = (lists[name][at], theirs)
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        for name, parts in lists.items():
+            lists[name] = [torch.cat(part) if isinstance(part, tuple) else part for part in parts]
+
+    def buffers(self, width, dtype):
+        super().buffers(width, dtype)
+        self.arrived[:self.received] = self.received_rows
+        self.own.copy_(self.given)
+
+    def dispatch(self):
+        """Does nothing: the rows have arrived with the lists."""
 
 
 def bounds(values, count):

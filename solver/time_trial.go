@@ -79,7 +79,10 @@ func NewTimeTrial(ctx context.Context, t *trace.Trace, p *Plan, o TrialOptions) 
 	tr.To = cost.LayerOf(&t.Model, tr.Machines, planned.Ranks, planned.SlotsPerRank)
 	e := o.Evaluation
 	e.WithoutBounds, e.Detail, e.Volume, e.ScorePercent = true, false, false, 0
-	e.Requests, _ = sampleDocuments(t, e.Requests, p.Seed, maxTrialRows/max(planned.Ranks, 8))
+	if p.Attention == placement.TensorParallel {
+		e.Layers = sampledLayers(len(planned.Layers))
+	}
+	e.Requests, _ = sampleDocuments(t, e.Requests, p.Seed, max(sizes[len(sizes)-1], trialTokens(p, maxTrialRows)))
 	for _, tokens := range sizes {
 		e.BatchTokens = tokens
 		pair, err := o.score(ctx, t, p, e)
@@ -96,15 +99,23 @@ func NewTimeTrial(ctx context.Context, t *trace.Trace, p *Plan, o TrialOptions) 
 }
 
 const (
-	// maxTrialRows is the maximum number of tokens × layers × ranks for scoring a plan and its baseline, with at least 8
-	// ranks. maxPartRows is the same for the jackknife scores.
-	maxTrialRows = 1 << 26
+	// maxTrialRows is the maximum number of tokens × layers × ranks for scoring a plan and its baseline with attention
+	// TP. maxPartRows is the same for the jackknife scores.
+	maxTrialRows = 1 << 25
 	maxPartRows  = 1 << 23
 )
 
-// sampleDocuments returns the requests of a random sample of the documents, of at most the given number of tokens ×
-// layers but at least 2·JackknifeParts documents, and the fraction of the documents that are in the sample.
-func sampleDocuments(t *trace.Trace, requests []int, seed uint64, rows int) (sampled []int, fraction float64) {
+// trialTokens returns the number of tokens for a maximum number of rows. Attention DP takes a tenth of the time.
+func trialTokens(p *Plan, rows int) int {
+	if p.Attention == placement.DataParallel {
+		return 8 * rows / (len(p.Placement.Layers) * max(p.Placement.Ranks, 8))
+	}
+	return rows / (len(sampledLayers(len(p.Placement.Layers))) * max(p.Placement.Ranks, 8))
+}
+
+// sampleDocuments returns the requests of a random sample of the documents, of at least the given number of tokens and
+// at least 2·JackknifeParts documents, and the fraction of the documents that are in the sample.
+func sampleDocuments(t *trace.Trace, requests []int, seed uint64, least int) (sampled []int, fraction float64) {
 	tokens := map[int32]int{}
 	var documents []int
 	for _, r := range requests {
@@ -115,9 +126,10 @@ func sampleDocuments(t *trace.Trace, requests []int, seed uint64, rows int) (sam
 	}
 	sum, taken, kept := 0, map[int32]bool{}, 0
 	for _, d := range trace.Shuffled(documents, seed) {
-		if sum += tokens[int32(d)] * len(t.Model.Layers); sum > rows && kept >= 2*JackknifeParts {
+		if sum >= least && kept >= 2*JackknifeParts {
 			break
 		}
+		sum += tokens[int32(d)]
 		taken[int32(d)], kept = true, kept+1
 	}
 	if kept == len(documents) {
@@ -155,7 +167,7 @@ func (o *TrialOptions) score(ctx context.Context, t *trace.Trace, p *Plan, e cos
 // the median size.
 func (tr *TimeTrial) leaveOut(ctx context.Context, t *trace.Trace, p *Plan, o *TrialOptions) error {
 	e, requests := o.Evaluation, []int(nil)
-	requests, tr.partFraction = sampleDocuments(t, e.Requests, p.Seed, maxPartRows/max(p.Placement.Ranks, 8))
+	requests, tr.partFraction = sampleDocuments(t, e.Requests, p.Seed, trialTokens(p, maxPartRows))
 	var documents []int
 	for _, request := range requests {
 		documents = append(documents, int(t.Documents[request]))

@@ -54,7 +54,6 @@ func newRootCommand() *cobra.Command {
 	flags.StringVar(&o.InitExpertLocation, "init-expert-location", o.InitExpertLocation, "expert map: trivial, the path of a .json file, or JSON")
 	flags.StringVar(&o.DispatchAlgorithm, "ep-dispatch-algorithm", o.DispatchAlgorithm, "selection of expert copies: "+refengine.DispatchStatic+" (the copy on the token's rank, if any)")
 	flags.IntVar(&o.RedundantExperts, "ep-num-redundant-experts", o.RedundantExperts, "number of extra slots per layer for copies of experts")
-	flags.StringVar(&o.ShufflePlan, "shuffle-plan", o.ShufflePlan, "directory of a plan for attention tp: its placement is the expert map, its forecast (table, lookahead or lookahead-raw)\nselects the rank of each token in each layer")
 	flags.BoolVar(&o.EnableReturnRoutedExperts, "enable-return-routed-experts", o.EnableReturnRoutedExperts, "support for requests that return the experts of each token")
 	flags.IntVar(&o.MaxRunning, "max-running-requests", o.MaxRunning, "maximum number of concurrently computed requests")
 	flags.IntVar(&o.MaxQueued, "max-queued-requests", o.MaxQueued, "maximum number of waiting requests; further requests get status 503")

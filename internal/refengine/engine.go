@@ -10,15 +10,14 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
 
-	"github.com/semmoe/operator/internal/engine/sglang"
 	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/model/tokenizer"
-	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/refengine/group"
 	"github.com/semmoe/operator/internal/refengine/locality"
 	"github.com/semmoe/operator/internal/refengine/model"
@@ -92,11 +91,17 @@ func serveModel(ctx context.Context, listener net.Listener, o Options, load func
 		return err
 	}
 	defer leave()
+	if engine.Tables != nil {
+		engine.Tables.Poll(log)
+	}
 	// The scheduler outlives ctx, so that running requests can finish.
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
-	workDone := make(chan struct{})
-	go func() { defer close(workDone); engine.Scheduler.Run(work) }()
-	defer func() { stopWork(); <-workDone }()
+	var working sync.WaitGroup
+	working.Go(func() { engine.Scheduler.Run(work) })
+	if engine.Tables != nil {
+		working.Go(func() { engine.Tables.Run(work) })
+	}
+	defer func() { stopWork(); working.Wait() }()
 	front.SetEngine(engine)
 	log.Info("Ready", "model", o.ModelPath, "architecture", engine.Model.String(), "ranks", o.EPSize,
 		"attentionDP", o.EnableDPAttention, "trivialExpertMap", o.InitExpertLocation == locality.Trivial, "fault", o.Fault, "seconds", time.Since(started).Seconds())
@@ -178,7 +183,7 @@ func load(o Options) (*server.Engine, error) {
 		return nil, err
 	}
 	defer ckpt.Close()
-	if o.RedundantExperts == 0 && o.ShufflePlan == "" {
+	if o.RedundantExperts == 0 {
 		if err := ckpt.Config.CheckExpertParallelSize(o.EPSize); err != nil {
 			return nil, err
 		}
@@ -187,9 +192,13 @@ func load(o Options) (*server.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	tokenShuffle, experts, err := loadLocality(o, m, ckpt.Digest())
+	experts, err := locality.Parse(o.InitExpertLocation, locality.Shape{MoE: m.MoE, Experts: m.Experts, Redundant: o.RedundantExperts, Ranks: o.EPSize})
 	if err != nil {
-		return nil, err
+		return nil, checkpoint.Invalidf("--init-expert-location: %v", err)
+	}
+	var tables *shuffle.Consumer
+	if !o.EnableDPAttention && o.EPSize > 1 {
+		tables = shuffle.FromEnvironment(o.Getenv, shuffle.Engine{Model: m, Experts: experts, Ranks: o.EPSize, ModelDigest: ckpt.Digest()})
 	}
 	if o.Fault == FaultIgnoreMapAtDispatch {
 		m = m.Misplaced(experts.Slots)
@@ -216,42 +225,9 @@ func load(o Options) (*server.Engine, error) {
 	}
 	return server.NewEngine(server.Config{
 		Model: m, Tokenizer: tokens, EndTokens: ends, ServedName: o.servedName(), ExpertRanks: o.EPSize, AttentionDP: o.EnableDPAttention,
-		ExpertMap: experts, Shuffle: tokenShuffle, Dialect: dialect, Metrics: o.EnableMetrics, ReturnRoutes: o.EnableReturnRoutedExperts, IgnoresRank: ignoresRank, StepDelay: delay, ContextLength: m.MaxPositions, MaxRunning: o.MaxRunning,
+		ExpertMap: experts, Tables: tables, Dialect: dialect, Metrics: o.EnableMetrics, ReturnRoutes: o.EnableReturnRoutedExperts, IgnoresRank: ignoresRank, StepDelay: delay, ContextLength: m.MaxPositions, MaxRunning: o.MaxRunning,
 		MaxQueued: o.MaxQueued, ChunkedPrefillSize: o.ChunkedPrefillSize, Workers: o.Threads,
 	}), nil
-}
-
-// loadLocality reads the locations of experts from the expert map or the plan, and the token shuffle of the plan, if
-// any.
-func loadLocality(o Options, m *model.Model, digest string) (*shuffle.Shuffle, *locality.Map, error) {
-	shape := locality.Shape{MoE: m.MoE, Experts: m.Experts, Redundant: o.RedundantExperts, Ranks: o.EPSize}
-	if o.ShufflePlan == "" {
-		experts, err := locality.Parse(o.InitExpertLocation, shape)
-		if err != nil {
-			return nil, nil, checkpoint.Invalidf("--init-expert-location: %v", err)
-		}
-		return nil, experts, nil
-	}
-	p, artifact, err := plan.Read(o.ShufflePlan)
-	if err != nil && !plan.IsInvalid(err) {
-		return nil, nil, err
-	}
-	if err != nil {
-		return nil, nil, checkpoint.Invalidf("--shuffle-plan: %v", err)
-	}
-	if p.ModelDigest != "" && p.ModelDigest != digest {
-		return nil, nil, checkpoint.Invalidf("--shuffle-plan: the plan is for the model with digest %s; %s has %s", p.ModelDigest, o.ModelPath, digest)
-	}
-	s, err := shuffle.New(p, m, o.EPSize)
-	if err != nil {
-		return nil, nil, checkpoint.Invalidf("--shuffle-plan: %v", err)
-	}
-	shape.Redundant = p.Placement.Ranks*p.Placement.SlotsPerRank - p.Placement.Experts
-	experts, err := locality.Parse(string(artifact.Files[plan.MapFile(sglang.Adapter())]), shape)
-	if err != nil {
-		return nil, nil, checkpoint.Invalidf("--shuffle-plan: %v", err)
-	}
-	return s, experts, nil
 }
 
 // endTokens reads eos_token_id, a number or a list, from generation_config.json or else from config.json.

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
-	"strings"
 	"testing"
 
 	"github.com/semmoe/operator/internal/refengine/server"
@@ -93,8 +92,7 @@ func TestFaultIgnoreRank(t *testing.T) {
 				}
 				after := e.get(t, "/metrics").body
 				for rank := range 4 {
-					name := fmt.Sprintf(`semmoe_engine_activations_total{locality="remote",rank="%d"}`, rank)
-					if sample(before, name) != sample(after, name) {
+					if activations(t, before, "remote", rank) != activations(t, after, "remote", rank) {
 						served[fmt.Sprint(rank)] = true
 					}
 				}
@@ -104,11 +102,4 @@ func TestFaultIgnoreRank(t *testing.T) {
 			}
 		}
 	}
-}
-
-// sample returns the line of a metric, or an empty string.
-func sample(metrics []byte, name string) string {
-	_, after, _ := strings.Cut("\n"+string(metrics), "\n"+name+" ")
-	value, _, _ := strings.Cut(after, "\n")
-	return value
 }

@@ -30,6 +30,7 @@ func start(t testing.TB, change func(*Options)) *running {
 	t.Helper()
 	o := DefaultOptions()
 	o.ModelPath, o.ServedModelName, o.Threads = tinyModel, "tiny", 2
+	o.Getenv = func(string) string { return "" }
 	if change != nil {
 		change(&o)
 	}

@@ -172,8 +172,7 @@ func TestResponsesIgnoreTheRank(t *testing.T) {
 			}
 			after := e.get(t, "/metrics").body
 			for rank := range 4 {
-				name := fmt.Sprintf(`semmoe_engine_activations_total{locality="remote",rank="%d"}`, rank)
-				if sample(before, name) != sample(after, name) {
+				if activations(t, before, "remote", rank) != activations(t, after, "remote", rank) {
 					served[rank] = true
 				}
 			}

@@ -3,6 +3,7 @@
 package refengine
 
 import (
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -48,8 +49,9 @@ type Options struct {
 	RedundantExperts   int
 	// DispatchAlgorithm is empty or DispatchStatic, which prefers a copy of an expert on the same rank.
 	DispatchAlgorithm string
-	// ShufflePlan is the directory of a plan. Its placement and tables select the rank of each token in each layer.
-	ShufflePlan               string
+	// Getenv returns environment variables. With tensor-parallel attention, some of them name the plan whose tables
+	// select the rank of each token in each layer (package shuffle).
+	Getenv                    func(string) string
 	EnableReturnRoutedExperts bool
 	// Dialect selects the HTTP API of an engine and a release, one of server.Dialects. If it is empty, the API of the
 	// reference engine is served.
@@ -88,7 +90,7 @@ const DispatchStatic = "static"
 func DefaultOptions() Options {
 	return Options{
 		Host: "127.0.0.1", Port: 30000, TPSize: 1, DPSize: 1, EPSize: 1, Nodes: 1, AllToAllBackend: AllToAllBackends[0], InitExpertLocation: locality.Trivial,
-		MaxRunning: 64, MaxQueued: 1024, ChunkedPrefillSize: 512, Threads: runtime.GOMAXPROCS(0),
+		MaxRunning: 64, MaxQueued: 1024, ChunkedPrefillSize: 512, Threads: runtime.GOMAXPROCS(0), Getenv: os.Getenv,
 	}
 }
 
@@ -143,10 +145,6 @@ func (o Options) Validate() error {
 
 func (o Options) checkParallelism() error {
 	switch {
-	case o.ShufflePlan != "" && o.EnableDPAttention:
-		return checkpoint.Invalidf("--shuffle-plan and --enable-dp-attention exclude each other: with the latter a request has one rank for all layers")
-	case o.ShufflePlan != "" && (o.InitExpertLocation != locality.Trivial || o.RedundantExperts != 0):
-		return checkpoint.Invalidf("--shuffle-plan sets the placement of experts: remove --init-expert-location and --ep-num-redundant-experts")
 	case o.TPSize != o.EPSize:
 		return checkpoint.Invalidf("--tp-size %d and --ep-size %d differ: --tp-size counts the devices, and each holds a part of the experts, so both must be equal", o.TPSize, o.EPSize)
 	case o.EnableDPAttention && o.DPSize != o.EPSize:

@@ -9,7 +9,9 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -46,6 +48,26 @@ func (e *running) metric(t *testing.T, name string) float64 {
 	}
 	t.Fatalf("no metric %s", name)
 	return 0
+}
+
+// activations returns the number of local or remote activations that the engine counts for a rank in all layers.
+func (e *running) activations(t *testing.T, locality string, rank int) float64 {
+	t.Helper()
+	return activations(t, e.get(t, "/metrics").body, locality, rank)
+}
+
+func activations(t *testing.T, metrics []byte, locality string, rank int) float64 {
+	t.Helper()
+	sum := 0.0
+	pattern := fmt.Sprintf(`(?m)^semmoe_engine_activations_total\{layer="\d+",locality="%s",rank="%d"\} (\S+)$`, locality, rank)
+	for _, match := range regexp.MustCompile(pattern).FindAllSubmatch(metrics, -1) {
+		count, err := strconv.ParseFloat(string(match[1]), 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += count
+	}
+	return sum
 }
 
 // Every activation is counted once. It is local if and only if the map places the expert on the rank of the request.
@@ -132,9 +154,8 @@ func TestRanksRoutesAndAccounting(t *testing.T) {
 	}
 	for rank := range ranks {
 		for i, locality := range []string{"local", "remote"} {
-			name := fmt.Sprintf(`semmoe_engine_activations_total{locality="%s",rank="%d"}`, locality, rank)
-			if got := e.metric(t, name); got != want[rank][i] || got == 0 {
-				t.Errorf("%s is %v, want %v", name, got, want[rank][i])
+			if got := e.activations(t, locality, rank); got != want[rank][i] || got == 0 {
+				t.Errorf("rank %d: %v %s activations, want %v", rank, got, locality, want[rank][i])
 			}
 		}
 	}
@@ -156,7 +177,7 @@ func TestTensorParallelAttention(t *testing.T) {
 	for rank := range 4 {
 		var sum float64
 		for _, locality := range []string{"local", "remote"} {
-			sum += e.metric(t, fmt.Sprintf(`semmoe_engine_activations_total{locality="%s",rank="%d"}`, locality, rank))
+			sum += e.activations(t, locality, rank)
 		}
 		if want := float64((tokens + 3 - rank) / 4 * 16); sum != want {
 			t.Errorf("rank %d: %v activations, want %v", rank, sum, want)

@@ -283,7 +283,7 @@ var varying = regexp.MustCompile(`"(id|created|dp_rank|e2e_latency)":\s*("[^"]*"
 
 func steady(answer string) string { return varying.ReplaceAllString(answer, `"$1":0`) }
 
-var activationsLine = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{locality="(\w+)",rank="(\d+)"\} (\S+)$`)
+var activationsLine = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{layer="\d+",locality="(\w+)",rank="(\d+)"\} (\S+)$`)
 
 // engineActivations returns the engine's counters, summed over all ranks.
 func engineActivations(t *testing.T, address string) lar.Activations {

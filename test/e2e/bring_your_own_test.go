@@ -128,7 +128,7 @@ func onReferenceEngine(t *testing.T, u *unstructured.Unstructured) {
 }
 
 // activationsMetric matches an activation counter in the metrics of a reference engine.
-var activationsMetric = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{locality="(\w+)",rank="\d+"\} (\S+)$`)
+var activationsMetric = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{layer="\d+",locality="(\w+)",rank="\d+"\} (\S+)$`)
 
 // localRate returns the share of local activations that the reference engines of a namespace counted.
 func localRate(t *testing.T, namespace string) float64 {

@@ -164,6 +164,9 @@ func (m *Map) addLayer(l int, row []int) error {
 // Slots returns the experts of an MoE layer in slot order.
 func (m *Map) Slots(l int) []int { return m.rows[l] }
 
+// Holds reports whether a rank holds an expert of an MoE layer.
+func (m *Map) Holds(l, rank, expert int) bool { return m.local[l][rank][expert] }
+
 // CountLayer counts the local and the remote activations of one token in a layer. A dense layer has none.
 func (m *Map) CountLayer(l, rank int, experts []uint16) (local, remote int) {
 	byRank := m.local[l]

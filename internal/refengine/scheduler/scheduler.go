@@ -26,14 +26,14 @@ type Config struct {
 	ContextLength int
 	// Ranks is the number of data-parallel ranks.
 	Ranks int
-	// OnStep is called after each step for each of its requests, with the computed tokens. It must not retain its
-	// argument.
-	OnStep func(Computed)
+	// OnStep is called after each step with the computed tokens of its requests, before any of them ends. It must not
+	// retain its argument.
+	OnStep func([]Computed)
 	// OnBatch, if set, is called after each step with the computed tokens of each rank. It must not retain its
 	// argument.
 	OnBatch func([]RankStep)
-	// LookAhead is the number of experts of each look-ahead for OnStep; 0 for none.
-	LookAhead int
+	// LookAhead returns the number of experts of each look-ahead of the next step for OnStep; 0 for none. It may be nil.
+	LookAhead func() int
 	// StepDelay is added to each step, for tests of the detection of a slow engine.
 	StepDelay time.Duration
 }
@@ -76,8 +76,9 @@ type Scheduler struct {
 	wake   chan struct{} // contains an element if there may be work
 
 	// The next step, which only the stepping goroutine accesses. Chunk i belongs to batch[i].
-	chunks []model.Chunk
-	batch  []*sequence
+	chunks   []model.Chunk
+	batch    []*sequence
+	computed []Computed
 
 	mu       sync.Mutex
 	waiting  []*sequence
@@ -242,6 +243,10 @@ func (s *Scheduler) layOut() {
 	s.chunks, s.batch = s.chunks[:0], s.batch[:0]
 	budget := s.config.PrefillTokens
 	perToken := s.model.Layers * s.model.TopK
+	width := 0
+	if s.config.LookAhead != nil {
+		width = s.config.LookAhead()
+	}
 	for _, q := range s.running {
 		var tokens []int32
 		if pending := q.pendingPrefill(); pending > 0 {
@@ -263,9 +268,9 @@ func (s *Scheduler) layOut() {
 		state := q.state
 		state.step = slices.Grow(state.step[:0], len(tokens)*perToken)[:len(tokens)*perToken]
 		chunk := model.Chunk{Cache: state.cache, Tokens: tokens, Routes: state.step}
-		if s.config.LookAhead > 0 {
-			if state.lookAhead == nil {
-				state.lookAhead = s.model.NewLookAhead(s.config.LookAhead, 0)
+		if width > 0 {
+			if state.lookAhead == nil || state.lookAhead.Width != width {
+				state.lookAhead = s.model.NewLookAhead(width, 0)
 			}
 			state.lookAhead.Resize(s.model, len(tokens))
 			chunk.LookAhead = state.lookAhead
@@ -305,7 +310,14 @@ func (s *Scheduler) complete(err error) {
 	defer s.mu.Unlock()
 	ended := map[*sequence]bool{}
 	ranks := make([]RankStep, s.config.Ranks)
-	for i, q := range s.batch {
+	if err == nil {
+		s.computed = s.computed[:0]
+		for i, q := range s.batch {
+			s.computed = append(s.computed, Computed{q.Rank, s.chunks[i].Tokens, q.state.step, s.chunks[i].LookAhead})
+		}
+		s.config.OnStep(s.computed)
+	}
+	for _, q := range s.batch {
 		if err != nil {
 			q.Sink.Done(Result{Err: err})
 			ended[q] = true
@@ -313,7 +325,6 @@ func (s *Scheduler) complete(err error) {
 		}
 		before := q.computed
 		q.computed = q.state.cache.Len()
-		s.config.OnStep(Computed{q.Rank, s.chunks[i].Tokens, q.state.step, s.chunks[i].LookAhead})
 		if q.KeepRoutes {
 			q.state.routes = append(q.state.routes, q.state.step...)
 		}

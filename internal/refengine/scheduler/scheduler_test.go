@@ -78,7 +78,7 @@ func build(t *testing.T, change func(*Config)) *Scheduler {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := Config{MaxRunning: 4, MaxQueued: 100, PrefillTokens: 32, ContextLength: 256, Ranks: 2, OnStep: func(Computed) {}}
+	config := Config{MaxRunning: 4, MaxQueued: 100, PrefillTokens: 32, ContextLength: 256, Ranks: 2, OnStep: func([]Computed) {}}
 	if change != nil {
 		change(&config)
 	}
@@ -162,18 +162,20 @@ func TestBoundsAndOrder(t *testing.T) {
 	firstStep := map[int]int{} // length of the first chunk by rank: only rank 1's prompt is longer than a chunk
 	s := build(t, func(c *Config) {
 		c.MaxRunning = 3
-		c.OnStep = func(step Computed) {
+		c.OnStep = func(steps []Computed) {
 			mu.Lock()
 			defer mu.Unlock()
-			n := len(step.Routes) / 16
-			if n != len(step.Tokens) {
-				t.Errorf("routes of %d tokens for %d", n, len(step.Tokens))
+			for _, step := range steps {
+				n := len(step.Routes) / 16
+				if n != len(step.Tokens) {
+					t.Errorf("routes of %d tokens for %d", n, len(step.Tokens))
+				}
+				computed[step.Rank] += n
+				if _, seen := firstStep[step.Rank]; !seen {
+					firstStep[step.Rank] = n
+				}
+				most = max(most, n)
 			}
-			computed[step.Rank] += n
-			if _, seen := firstStep[step.Rank]; !seen {
-				firstStep[step.Rank] = n
-			}
-			most = max(most, n)
 		}
 	})
 	var order []int
@@ -270,7 +272,7 @@ func TestDrainAndAbandon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := New(m, 1, Config{MaxRunning: 1, MaxQueued: 2, PrefillTokens: 32, ContextLength: 256, Ranks: 1, OnStep: func(Computed) {}})
+	s := New(m, 1, Config{MaxRunning: 1, MaxQueued: 2, PrefillTokens: 32, ContextLength: 256, Ranks: 1, OnStep: func([]Computed) {}})
 	select {
 	case <-New(m, 1, Config{Ranks: 1}).Drain():
 	default:

@@ -32,12 +32,12 @@ type Config struct {
 	// Metrics enables metrics in dialects that disable them by default.
 	Metrics bool
 	// ExpertRanks is the expert-parallel size. With AttentionDP, one of these ranks serves each request. Without it,
-	// requests have no rank, and one of the ranks serves each token in each layer: Shuffle selects the rank, or the
-	// ranks are assigned round-robin if Shuffle is nil.
+	// requests have no rank, and one of the ranks serves each token in each layer: Tables selects the rank. Without
+	// tables, the ranks are assigned round-robin.
 	ExpertRanks int
 	AttentionDP bool
 	ExpertMap   *locality.Map
-	Shuffle     *shuffle.Shuffle
+	Tables      *shuffle.Consumer
 	// ReturnRoutes allows requests to ask for routed experts.
 	ReturnRoutes bool
 	// IgnoresRank is the one of RankRoutes that ignores the requested rank and assigns ranks round-robin; empty for
@@ -67,7 +67,7 @@ func NewEngine(c Config) *Engine {
 	e.Scheduler = scheduler.New(c.Model, c.Workers, scheduler.Config{
 		MaxRunning: c.MaxRunning, MaxQueued: c.MaxQueued, PrefillTokens: c.ChunkedPrefillSize, ContextLength: c.ContextLength,
 		Ranks: e.dataParallelRanks(), OnStep: account.add, OnBatch: func(ranks []scheduler.RankStep) { e.metrics.step(ranks) },
-		LookAhead: account.lookAhead(), StepDelay: c.StepDelay,
+		LookAhead: c.Tables.Width, StepDelay: c.StepDelay,
 	})
 	e.metrics = newMetrics(e)
 	account.activations = e.metrics.activations

@@ -25,7 +25,7 @@ type metrics struct {
 	// stepTokens, or passes and computed by mode, count steps by rank.
 	stepTokens       *prometheus.HistogramVec
 	passes, computed *prometheus.CounterVec
-	activations      []activationCounters
+	activations      [][]activationCounters // [ranks][layers], unused for dense layers
 }
 
 // metricNames are the metric names of an engine. The name of a missing metric is empty. The names of counters end with
@@ -68,7 +68,7 @@ var (
 // finishedReasons are vLLM's finish reasons that this engine supports.
 var finishedReasons = []string{"stop", "length", "abort"}
 
-// activationCounters are the counters of one expert-parallel rank.
+// activationCounters are the counters of one expert-parallel rank in one layer.
 type activationCounters struct{ local, remote prometheus.Counter }
 
 func newMetrics(e *Engine) *metrics {
@@ -109,16 +109,20 @@ func newMetrics(e *Engine) *metrics {
 
 	activations := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "semmoe_engine_activations_total",
-		Help: "Activations (token, MoE layer, chosen expert) by the expert-parallel rank that served the token and by whether that rank holds the expert.",
-	}, []string{"rank", "locality"})
+		Help: "Activations (token, MoE layer, chosen expert) by the expert-parallel rank that served the token, by layer, and by whether that rank holds the expert.",
+	}, []string{"rank", "layer", "locality"})
 	if m.names.activations {
-		m.registry.MustRegister(activations)
+		m.registry.MustRegister(activations, &tablesCollector{e.Tables})
 	}
 	for rank := range e.ExpertRanks {
-		m.activations = append(m.activations, activationCounters{
-			local:  activations.WithLabelValues(strconv.Itoa(rank), "local"),
-			remote: activations.WithLabelValues(strconv.Itoa(rank), "remote"),
-		})
+		byLayer := make([]activationCounters, e.Model.Layers)
+		for layer, moe := range e.Model.MoE {
+			if moe {
+				byLayer[layer].local = activations.WithLabelValues(strconv.Itoa(rank), strconv.Itoa(layer), "local")
+				byLayer[layer].remote = activations.WithLabelValues(strconv.Itoa(rank), strconv.Itoa(layer), "remote")
+			}
+		}
+		m.activations = append(m.activations, byLayer)
 	}
 	return m
 }
@@ -222,58 +226,68 @@ func (m *metrics) done(g *generation, end *outcome) {
 type accounting struct {
 	*locality.Map
 	layers, topK int
-	activations  []activationCounters
+	activations  [][]activationCounters
 	// spread is the number of ranks that tokens of all requests are assigned to round-robin. It is 0 if requests have
 	// ranks. next is the rank of the next token.
 	spread, next int
-	// shuffle, if not nil, selects the rank of a token in each layer instead.
-	shuffle *shuffle.Shuffle
-	// own contains the ranks of a token [layers].
-	own []int
+	// tables select the rank of a token in each layer instead, while they have a plan.
+	tables *shuffle.Consumer
 }
 
 func newAccounting(c Config) *accounting {
-	a := &accounting{Map: c.ExpertMap, layers: c.Model.Layers, topK: c.Model.TopK, shuffle: c.Shuffle, own: make([]int, c.Model.Layers)}
+	a := &accounting{Map: c.ExpertMap, layers: c.Model.Layers, topK: c.Model.TopK, tables: c.Tables}
 	if !c.AttentionDP {
 		a.spread = c.ExpertRanks
 	}
 	return a
 }
 
-// lookAhead returns the number of experts of each look-ahead that add needs.
-func (a *accounting) lookAhead() int {
-	if a.shuffle == nil {
-		return 0
+// add counts the routes of a step.
+func (a *accounting) add(step []scheduler.Computed) {
+	if s := a.tables.Current(); s != nil && s.Assign(step, a.count) {
+		return
 	}
-	return a.shuffle.Width()
-}
-
-// add counts the routes of consecutive tokens of a request.
-func (a *accounting) add(c scheduler.Computed) {
-	perToken := a.layers * a.topK
-	for i, token := range c.Tokens {
-		routes := c.Routes[i*perToken : (i+1)*perToken]
-		a.place(c, token, routes, i)
-		for l, rank := range a.own {
-			local, remote := a.CountLayer(l, rank, routes[l*a.topK:(l+1)*a.topK])
-			a.activations[rank].local.Add(float64(local))
-			a.activations[rank].remote.Add(float64(remote))
+	for _, c := range step {
+		for i := range c.Tokens {
+			rank := c.Rank
+			if a.spread > 0 {
+				rank, a.next = a.next, (a.next+1)%a.spread
+			}
+			for l := range a.layers {
+				a.count(l, rank, c.Routes[(i*a.layers+l)*a.topK:][:a.topK])
+			}
 		}
 	}
 }
 
-// place sets the ranks of the i-th token.
-func (a *accounting) place(c scheduler.Computed, token int32, routes []uint16, i int) {
-	if a.shuffle != nil {
-		a.shuffle.Assign(a.own, token, routes, c.LookAhead, i)
+// count counts the activations of a token in a layer.
+func (a *accounting) count(layer, rank int, experts []uint16) {
+	if local, remote := a.CountLayer(layer, rank, experts); local+remote > 0 {
+		a.activations[rank][layer].local.Add(float64(local))
+		a.activations[rank][layer].remote.Add(float64(remote))
+	}
+}
+
+// tablesCollector exports the state of the consumer of tables. A nil consumer exports nothing.
+type tablesCollector struct{ tables *shuffle.Consumer }
+
+// Describe sends nothing, which makes this an unchecked collector. Collect defines the metrics.
+func (c *tablesCollector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector.
+func (c *tablesCollector) Collect(out chan<- prometheus.Metric) {
+	if c.tables == nil {
 		return
 	}
-	rank := c.Rank
-	if a.spread > 0 {
-		rank, a.next = a.next, (a.next+1)%a.spread
+	one := func(name, help, label, value string) {
+		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, []string{label}, nil), prometheus.GaugeValue, 1, value)
 	}
-	for l := range a.own {
-		a.own[l] = rank
+	state := c.tables.State()
+	if state.Plan != "" {
+		one("semmoe_engine_tables_info", "The digest of the plan whose tables the engine uses.", "plan_digest", state.Plan)
+	}
+	if state.Refused != nil {
+		one("semmoe_engine_tables_refused", "Why the engine does not use the present files of a plan.", "reason", state.Refused.Reason)
 	}
 }
 

@@ -21,7 +21,11 @@ log = logging.getLogger(__name__)
 
 
 class Refused(Exception):
-    """A file that is damaged, or not of this plan."""
+    """A file that is damaged, or not of this plan. The reason is one of metrics.REASONS."""
+
+    def __init__(self, message, reason="Damaged"):
+        super().__init__(message)
+        self.reason = reason
 
 
 class Tensor:
@@ -84,10 +88,11 @@ class Plan:
     hold an expert, by expert. token_rank, token_score [MoE layers, vocabulary, m]: the m best ranks of a token id, the best first, and
     their shares times SCORE_SCALE. transition_rank, transition_score [MoE layers, ranks, ranks]: None in a plan without them.
     look_back_factor [MoE layers, ranks^look_back, ranks]: the factors of forecast lookback, where look_back is how many layers before a
-    layer it sees; None and 0 in a plan of another forecast.
+    layer it sees; None and 0 in a plan of another forecast. digest: the digest of the plan; empty if it was read without one.
     """
 
     def __init__(self, placement, tables, metadata, name):
+        self.digest = ""
         try:
             self.ranks, self.experts, slots_per_rank = placement["ep_size"], placement["num_experts"], placement["slots_per_rank"]
             if not 1 <= self.experts <= MOST_EXPERTS:
@@ -148,18 +153,20 @@ def expect(tables, key, dtype, name, shape):
 
 
 def load(tables_path, placement_path, digest=""):
-    """The plan in these files. With a digest (of manifest.json, which lies beside the tables) every file must be the one that the manifest
-    names; the tables must be made for the placement always."""
+    """The plan in these files. With the digest of the plan that the engine serves under, every file must be the one that manifest.json
+    next to the tables names, and the manifest must have the digest, or name it as its layout: new tables for the same placement. The
+    tables must be made for the placement always."""
     tables, placement = mapped(tables_path), mapped(placement_path)
-    layout = sha256(placement)
+    layout, found_digest = sha256(placement), ""
     if digest:
         manifest = mapped(os.path.join(os.path.dirname(tables_path), "manifest.json"))
-        if sha256(manifest) != digest:
-            raise Refused(f"manifest.json has the digest {sha256(manifest)}, and not {digest}")
+        found_digest = sha256(manifest)
         try:
-            files = json.loads(bytes(manifest))["files"]
-            listed = {name: files[name] for name in ("tables.safetensors", "placement.json")}
-        except (ValueError, KeyError, TypeError) as error:
+            described = json.loads(bytes(manifest))
+            if found_digest != digest and described.get("layout") != digest:
+                raise Refused(f"manifest.json has the digest {found_digest}, and not {digest}", "OtherPlan")
+            listed = {name: described["files"][name] for name in ("tables.safetensors", "placement.json")}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Refused(f"manifest.json does not name the plan's files: {error!r}") from None
         for name, found in (("tables.safetensors", sha256(tables)), ("placement.json", layout)):
             if listed[name] != found:
@@ -168,23 +175,63 @@ def load(tables_path, placement_path, digest=""):
     if metadata.get("layout") != layout:
         raise Refused(f"{tables_path} is made for layout {metadata.get('layout')}, and {placement_path} is {layout}")
     try:
-        return Plan(json.loads(bytes(placement)), tensors, metadata, tables_path)
+        plan = Plan(json.loads(bytes(placement)), tensors, metadata, tables_path)
+        plan.digest = found_digest
+        return plan
     except ValueError as error:
         raise Refused(f"{placement_path} is no JSON: {error}") from None
+
+
+class Watcher:
+    """Follows the plan that SEMMOE_TABLES, SEMMOE_PLACEMENT and SEMMOE_PLAN_DIGEST name. The operator replaces the directory as a whole
+    when there are new tables for the placement. A plan that cannot be read is logged once, and the plan in use stays.
+
+    plan: the plan in use; None if tokens are not shuffled. refused: the reason why the present files are not used; empty if they are.
+    """
+
+    def __init__(self, environment=os.environ):
+        self.paths = environment.get("SEMMOE_TABLES"), environment.get("SEMMOE_PLACEMENT")
+        self.digest, self.plan, self.refused = environment.get("SEMMOE_PLAN_DIGEST", ""), None, ""
+        self._seen = self._logged = None
+        self.poll()
+
+    def poll(self):
+        """Reads the plan if its directory has changed, and returns True if another plan is in use since."""
+        if not all(self.paths):
+            return False
+        seen = self._identity()
+        if seen is not None and seen == self._seen:
+            return False
+        try:
+            self.plan, self.refused, self._seen, self._logged = load(*self.paths, self.digest), "", seen, None
+            return True
+        except FileNotFoundError as error:
+            self._refuse("Absent", f"{error.filename} is missing")
+        except Refused as error:
+            self._refuse(error.reason, str(error))
+            self._seen = seen
+        except OSError as error:
+            self._refuse("Unreadable", str(error))
+        except Exception as error:  # a damage that no check above expects
+            self._refuse("Damaged", f"the plan in {os.path.dirname(self.paths[0])} is damaged: {error!r}")
+            self._seen = seen
+        return False
+
+    def _identity(self):
+        """What changes with the directory: it is replaced, and its files do not change."""
+        try:
+            return [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in map(os.stat, (os.path.dirname(self.paths[0]) or ".", *self.paths))]
+        except OSError:
+            return None
+
+    def _refuse(self, reason, message):
+        self.refused = reason
+        if message != self._logged:
+            self._logged = message
+            log.warning("%s: %s", "tokens are not shuffled" if self.plan is None else "new tables are not used", message)
 
 
 def from_environment(environment=os.environ):
     """Returns the plan that SEMMOE_TABLES, SEMMOE_PLACEMENT and SEMMOE_PLAN_DIGEST name. It returns None if they name none. It logs one
     warning and returns None if the plan cannot be read, whatever the cause: serving does not depend on a plan."""
-    paths = environment.get("SEMMOE_TABLES"), environment.get("SEMMOE_PLACEMENT")
-    if not all(paths):
-        return None
-    try:
-        return load(*paths, environment.get("SEMMOE_PLAN_DIGEST", ""))
-    except FileNotFoundError as error:
-        log.warning("tokens are not shuffled: %s is missing", error.filename)
-    except (Refused, OSError) as error:
-        log.warning("tokens are not shuffled: %s", error)
-    except Exception as error:  # a damage that no check above expects
-        log.warning("tokens are not shuffled: the plan in %s is damaged: %r", os.path.dirname(paths[0]), error)
-    return None
+    return Watcher(environment).plan

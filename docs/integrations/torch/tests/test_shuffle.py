@@ -14,7 +14,7 @@ except ImportError as error:
     raise unittest.SkipTest("PyTorch is not installed") from error
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-from semmoe_shuffle import assign, forecast, order, rows, tables  # noqa: E402  (the path is set above)
+from semmoe_shuffle import assign, forecast, metrics, order, rows, tables  # noqa: E402  (the path is set above)
 
 
 def by_the_rule(scores, room):
@@ -51,6 +51,14 @@ class Shuffle(unittest.TestCase):
             placed = assign.align(scores)
             for batch in range(2):
                 self.assertEqual(placed[batch].tolist(), by_the_rule(scores[batch].tolist(), room[:]))
+
+    def test_counts(self):
+        held = forecast.holders([[0], [0, 1], [1]], 2, "cpu")
+        counts = metrics.Counts(2, 1, "cpu")
+        counts.add(0, held, torch.tensor([[0, 1], [2, 1]]))
+        counts.add(1, held, torch.tensor([[0, 0]]))
+        counts.add(1, held, torch.tensor([[2, 0]]))
+        self.assertEqual(counts.totals(), [[3, 1], [1, 3]])
 
     def test_order(self):
         rank = torch.tensor([2, 0, 1, 0, 2, 2])

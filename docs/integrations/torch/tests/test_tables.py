@@ -2,6 +2,7 @@
 import hashlib
 import json
 import os
+import shutil
 import struct
 import sys
 import tempfile
@@ -160,6 +161,34 @@ class PlanFiles(unittest.TestCase):
             self.assertIsNone(tables.from_environment(environment))
         self.assertEqual([record.levelname for record in logged.records], ["WARNING"])
         self.assertIn(part, logged.output[0])
+
+    def test_new_tables_for_the_placement(self):
+        environment = self.write()
+        watcher = tables.Watcher(environment)
+        first = watcher.plan.digest
+        self.assertEqual((first, watcher.refused, watcher.poll()), (environment["SEMMOE_PLAN_DIGEST"], "", False))
+        self.tensors["token_score"] = ("U16", [1, 3, 2], struct.pack("<6H", 1, 2, 3, 4, 5, 6))
+        with self.assertLogs(tables.log) as logged:  # of another plan
+            self.replace(None)
+            self.assertFalse(watcher.poll() or watcher.poll())
+        self.assertEqual((len(logged.output), watcher.plan.digest, watcher.refused), (1, first, "OtherPlan"))
+        self.replace(first)
+        self.assertTrue(watcher.poll())
+        self.assertNotEqual(watcher.plan.digest, first)
+        self.assertEqual((watcher.refused, bytes(watcher.plan.token_score.raw)[:2]), ("", b"\x01\x00"))
+
+    def replace(self, layout):
+        """Replaces the directory by one with the present tensors, for the layout of a plan."""
+        path, self.folder = self.folder, tempfile.mkdtemp()
+        self.write()
+        manifest = os.path.join(self.folder, "manifest.json")
+        with open(manifest) as file:
+            content = json.load(file)
+        with open(manifest, "w") as file:
+            json.dump({**content, "layout": layout}, file)
+        shutil.rmtree(path)
+        os.rename(self.folder, path)
+        self.folder = path
 
     def test_environment_with_damaged_files(self):
         def absent(path):

@@ -5,12 +5,17 @@ package moedeployment
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/decision"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/observation/lar"
 )
 
 // own returns the settings of the operator's own containers in the pods of a new revision. It omits the artifact store
@@ -28,7 +33,7 @@ func (r *Reconciler) own(ctx context.Context, moed *semmoev1.MoEDeployment) (rev
 }
 
 // shuffleText returns sentences to append to a message: in how many pods the engine received the tables for shuffling
-// tokens. It returns "" if the spec does not shuffle tokens. Engines do not report whether they use the tables.
+// tokens, and how many engines report that they use the tables. It returns "" if the spec does not shuffle tokens.
 func shuffleText(moed *semmoev1.MoEDeployment, o observation) string {
 	if !desired.Shuffles(moed) {
 		return ""
@@ -46,5 +51,23 @@ func shuffleText(moed *semmoev1.MoEDeployment, o observation) string {
 			why = fmt.Sprintf("; pod %s: %s", pod.Name, missing)
 		}
 	}
-	return fmt.Sprintf(". %d of %d pods received the tables for shuffling tokens%s", given, pods, why)
+	return fmt.Sprintf(". %d of %d pods received the tables for shuffling tokens%s", given, pods, why) + consumersText(o)
+}
+
+// consumersText returns a sentence to append to a message: what engines of the revision report about the tables; "" if
+// none reports anything.
+func consumersText(o observation) string {
+	p := o.Planning
+	if p.Serving == nil || !slices.ContainsFunc(lar.EnginesOf(o.Reports, o.Revision), func(e lar.EngineCounts) bool { return e.Tables != "" || e.Refused != "" || e.Problem != "" }) {
+		return ""
+	}
+	tables, use, why := decision.TablesOf(p), 0, ""
+	for _, engine := range lar.EnginesOf(o.Reports, o.Revision) {
+		if text := locality.ConsumerText(engine, tables); text != "" {
+			why = fmt.Sprintf("; pod %s: %s", engine.Pod, text)
+			continue
+		}
+		use++
+	}
+	return fmt.Sprintf(". %d use the tables of plan %s%s", use, artifact.Digest(tables).Short(), why)
 }

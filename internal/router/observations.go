@@ -174,7 +174,7 @@ func (o *Observations) recent() []lar.Observation {
 // report returns all observations. The caller owns the result.
 func (o *Observations) report() lar.Report {
 	r := lar.Report{
-		Observations: o.recent(), Last: lar.Set{}, Tables: o.pool.Tables(), IgnoredRanks: o.pool.ignoredRanks(), Engines: o.engines.Counts(), Steps: o.engines.Steps(),
+		Observations: o.recent(), Last: lar.Set{}, Tables: o.pool.Tables(), IgnoredRanks: o.pool.ignoredRanks(), Engines: o.engines.Counts(), EngineBuckets: o.engines.Buckets(), Steps: o.engines.Steps(),
 	}
 	for _, observation := range r.Observations {
 		r.Last.Add(observation)

@@ -75,7 +75,7 @@ func TestBringYourOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	rate := localRate(t, namespace)
+	rate := localRate(t, namespace, client.MatchingLabels{"app": "chat"})
 	t.Logf("local activation rate %.3f, default placement %.3f, forecast of the plan %.3f", rate, float64(plan.Status.Forecast.BaselineMilli)/1000, float64(plan.Status.Forecast.LARMilli)/1000)
 	if baseline := float64(plan.Status.Forecast.BaselineMilli) / 1000; rate < 1.1*baseline {
 		t.Errorf("the local activation rate is %.3f, want more than %.3f of the default placement", rate, baseline)
@@ -131,10 +131,10 @@ func onReferenceEngine(t *testing.T, u *unstructured.Unstructured) {
 var activationsMetric = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{layer="\d+",locality="(\w+)",rank="\d+"\} (\S+)$`)
 
 // localRate returns the share of local activations that the reference engines of a namespace counted.
-func localRate(t *testing.T, namespace string) float64 {
+func localRate(t *testing.T, namespace string, labels client.MatchingLabels) float64 {
 	t.Helper()
 	var local, total float64
-	for _, text := range metricsOf(t, namespace, client.MatchingLabels{"app": "chat"}, 30000) {
+	for _, text := range metricsOf(t, namespace, labels, 30000) {
 		for _, line := range activationsMetric.FindAllStringSubmatch(text, -1) {
 			count, err := strconv.ParseFloat(line[2], 64)
 			if err != nil {

@@ -234,7 +234,7 @@ func (d *Decision) decideTraffic(s *Snapshot) {
 	if PollsRouters(s.Moed, d.ServingRevision(), d.ServingPlanning()) && !d.hasReports(s) {
 		return
 	}
-	if desired.Observes(s.Moed) {
+	if desired.Observes(s.Moed) || desired.ObservesTokens(s.Moed) {
 		d.Observed = locality.TrafficOf(d.Reports, d.ServingRevision())
 	}
 }

@@ -36,11 +36,15 @@ func Assess(s *Snapshot, p planner.Planning, reports []lar.Report) (locality.Ass
 	if serving == nil {
 		return locality.Assess(in), nil
 	}
+	if in.Shuffled {
+		in.Engines = locality.EngineEvidenceOf(reports, TablesOf(p), now, time.Duration(moed.Spec.Drift.WindowSeconds)*time.Second)
+		in.EnginesRead = desired.ObservesTokens(moed)
+	}
 	window := time.Duration(moed.Spec.Drift.WindowSeconds) * time.Second
 	in.Routers = locality.EvidenceOf(reports, serving.Digest, now, window)
 	in.Rate = locality.RateUnder(reports, serving.Digest, in.Routers.Tables, now, window)
 	// The candidate may be the plan for this drift, or the routers may not use its tables yet.
-	in.RollingOut = in.RollingOut || p.Candidate != nil || in.Routers.Tables != "" && in.Routers.Tables != tablesOf(p)
+	in.RollingOut = in.RollingOut || p.Candidate != nil || in.Routers.Tables != "" && in.Routers.Tables != TablesOf(p)
 	if newer := planner.PlanWithDigest(in.Routers.Tables, plans); newer != nil {
 		in.Plan = newer
 	}
@@ -80,8 +84,8 @@ func rollingOut(workloads []*revisions.Workload) bool {
 	return len(asked) > 1 || slices.ContainsFunc(asked, revisions.OnTrial)
 }
 
-// tablesOf returns the digest of the plan whose tables the routers are configured to use for the layout in service.
-func tablesOf(p planner.Planning) string {
+// TablesOf returns the digest of the plan whose tables are to be used with the layout in service.
+func TablesOf(p planner.Planning) string {
 	if p.Tables != nil {
 		return p.Tables.Status.PlanDigest
 	}

@@ -62,6 +62,12 @@ func SamplePercent(moed *semmoev1.MoEDeployment) int32 {
 // Observes reports whether routers request routed experts from the engine.
 func Observes(moed *semmoev1.MoEDeployment) bool { return SamplePercent(moed) > 0 }
 
+// ObservesTokens reports whether routers read the local activation rate of shuffled tokens from the counters of engines.
+func ObservesTokens(moed *semmoev1.MoEDeployment) bool {
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	return err == nil && adapter.CountsActivations && Shuffles(moed) && moed.Spec.Routing.Mode != semmoev1.RoutingModeNone
+}
+
 // NeedsRoutedExperts reports whether the engine must return the experts of a request: because routers sample them, or
 // because the model is profiled while it serves.
 func NeedsRoutedExperts(moed *semmoev1.MoEDeployment) bool {

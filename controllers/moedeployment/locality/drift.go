@@ -81,9 +81,12 @@ type Input struct {
 	Shuffled bool
 	// Routers is the evidence of the routers. Rate covers all requests that they sampled within the window under the
 	// layout in service and the tables in use. WasBelow reports whether the rate was last reported below the target.
-	Routers  RouterEvidence
-	Rate     lar.Ratio
-	WasBelow bool
+	Routers RouterEvidence
+	// Engines is the evidence of engines that shuffle tokens. EnginesRead reports whether routers read their counters.
+	Engines     EngineEvidence
+	EnginesRead bool
+	Rate        lar.Ratio
+	WasBelow    bool
 	// Prometheus is the evidence of Prometheus.
 	Prometheus PrometheusEvidence
 	// BatchesMoved reports that engines compute batch sizes that differ from those of the plans.
@@ -121,6 +124,9 @@ var unknowns = []policy{
 	nothingObserved,
 	notScored,
 	tooFewSamples,
+	enginesSilent,
+	enginesStale,
+	tooFewEngineValues,
 	prometheusSilent,
 	prometheusStale,
 	notARate,
@@ -162,7 +168,7 @@ func Assess(in Input) Assessment {
 	case in.below():
 		a.Status = BelowPromise
 		a.Message = "Locality is below the prediction of the plan, but no change of the traffic is detected. Profile requests that are more similar to the traffic"
-	case in.Spec.Source == semmoev1.DriftSourceRouter && in.Rate.Value() < in.bar() && in.given() > 0:
+	case in.fromSamples() && in.Rate.Value() < in.bar() && in.given() > 0:
 		a.Status = OnTarget
 		a.Message = "Locality matches the prediction of the plan, except for the share that routers trade for shorter waits"
 	default:
@@ -188,8 +194,11 @@ type testResult struct {
 
 // test runs the test of the configured source.
 func (in Input) test() testResult {
-	if in.Spec.Source == semmoev1.DriftSourcePrometheus {
-		return testValues(in.Prometheus.Points, in.Prometheus.Window, in.bar())
+	switch {
+	case in.fromPrometheus():
+		return testValues(in.Prometheus.Points, in.Prometheus.Window, in.bar(), minValues)
+	case in.fromEngines():
+		return testValues(in.Engines.Points, in.Engines.Window, in.bar(), in.Engines.minValues())
 	}
 	if in.Routers.Calibration == nil {
 		return testResult{}
@@ -222,7 +231,7 @@ func (in Input) given() float64 {
 // until half of the threshold is recovered, as hysteresis. The rate that routers trade to avoid a slow rank does not
 // count as missing: the prediction is for requests that arrive one at a time.
 func (in Input) below() bool {
-	if in.Spec.Source != semmoev1.DriftSourceRouter || in.Rate.Requests < enoughSamples {
+	if !in.fromSamples() || in.Rate.Requests < enoughSamples {
 		return false
 	}
 	rate := in.Rate.Value() + in.given()
@@ -238,10 +247,10 @@ func tokenShuffleUnsupported(in Input) (reason, message string, violated bool) {
 		in.Ranks > 0 && !in.Shuffled
 }
 
-// tokensNotObserved: requests have no rank to compare their experts with.
+// tokensNotObserved: requests have no rank to compare their experts with, and nothing reads the counters of engines.
 func tokensNotObserved(in Input) (reason, message string, violated bool) {
-	return "NotObserved", "spec.parallelism.attention is TensorParallel: routers cannot observe the rank of a token, and cannot measure the local activation rate. If the engine exports the rate to Prometheus, set spec.drift.source to Prometheus",
-		in.Ranks > 0 && in.fromRouters()
+	return "NotObserved", "spec.parallelism.attention is TensorParallel, and no request router reads the counters of the engines. Set spec.routing.mode to Router, or, if the engine exports the rate to Prometheus, spec.drift.source to Prometheus",
+		in.fromEngines() && !in.EnginesRead
 }
 
 // noPlan: the engine's own placement makes no prediction.
@@ -252,12 +261,12 @@ func noPlan(in Input) (reason, message string, violated bool) {
 // routedExpertsUnavailable: samples are impossible.
 func routedExpertsUnavailable(in Input) (reason, message string, violated bool) {
 	return desired.ReasonRoutedExpertsUnavailable, fmt.Sprintf("%s does not return the routed experts of requests: the local activation rate cannot be measured, and the plan stays until its inputs change", in.Engine),
-		in.fromRouters() && !in.EngineReportsRoutedExperts
+		in.fromSamples() && !in.EngineReportsRoutedExperts
 }
 
 // notObserved: sampling is disabled.
 func notObserved(in Input) (reason, message string, violated bool) {
-	return "NotObserved", "No requests are sampled. Set spec.routing.samplePercent above 0", in.fromRouters() && !in.Observed
+	return "NotObserved", "No requests are sampled. Set spec.routing.samplePercent above 0", in.fromSamples() && !in.Observed
 }
 
 // noPromise: pods continue to serve, and routers continue to use tables, after the plan is deleted, but the prediction
@@ -276,12 +285,12 @@ func routersUnreachable(in Input) (reason, message string, violated bool) {
 // sample.
 func nothingObserved(in Input) (reason, message string, violated bool) {
 	return "Stale", fmt.Sprintf("The routers have sampled no request under this plan in the last %d seconds (spec.drift.windowSeconds)", in.Spec.WindowSeconds),
-		in.fromRouters() && in.Routers.Newest.IsZero()
+		in.fromSamples() && in.Routers.Newest.IsZero()
 }
 
 // notScored: without the tables, the expected locality of a request is unknown.
 func notScored(in Input) (reason, message string, violated bool) {
-	return "TablesNotLoaded", "The routers have not loaded the tables of the plan, so samples cannot be compared with the plan", in.fromRouters() && in.Routers.Tables == ""
+	return "TablesNotLoaded", "The routers have not loaded the tables of the plan, so samples cannot be compared with the plan", in.fromSamples() && in.Routers.Tables == ""
 }
 
 // tooFewSamples: the rate is not statistically significant.
@@ -290,7 +299,25 @@ func tooFewSamples(in Input) (reason, message string, violated bool) {
 	if in.Routers.Calibration == nil {
 		samples = in.Rate.Requests
 	}
-	return "TooFewSamples", fmt.Sprintf("The routers have sampled fewer than %d requests under this plan that its tables scored", enoughSamples), in.fromRouters() && samples < enoughSamples
+	return "TooFewSamples", fmt.Sprintf("The routers have sampled fewer than %d requests under this plan that its tables scored", enoughSamples), in.fromSamples() && samples < enoughSamples
+}
+
+// enginesSilent: no pod shuffles tokens by the tables in use and counts in a way that can be true.
+func enginesSilent(in Input) (reason, message string, violated bool) {
+	return in.Engines.Problem.Reason, in.Engines.Problem.Message, in.fromEngines() && in.Engines.Problem.Reason != ""
+}
+
+// enginesStale: the last values do not describe the present, for example without traffic.
+func enginesStale(in Input) (reason, message string, violated bool) {
+	points := in.Engines.Points
+	return "Stale", "The engines have counted too few activations under this plan in the last minutes",
+		in.fromEngines() && (len(points) == 0 || in.Now.Sub(points[len(points)-1].Time) > staleEngines)
+}
+
+// tooFewEngineValues: the window is not complete, or has gaps.
+func tooFewEngineValues(in Input) (reason, message string, violated bool) {
+	return "TooFewValues", fmt.Sprintf("The engines have counted activations under this plan for less than three quarters of the last %.0f seconds (spec.drift.windowSeconds, 3600 at most)", in.Engines.Window.Seconds()),
+		in.fromEngines() && !in.Engines.covered()
 }
 
 // prometheusSilent: there is no series.
@@ -322,6 +349,12 @@ func tooFewValues(in Input) (reason, message string, violated bool) {
 }
 
 func (in Input) fromRouters() bool { return in.Spec.Source == semmoev1.DriftSourceRouter }
+
+// fromSamples reports whether the evidence is requests that routers sample, fromEngines whether it is the counters of
+// engines that shuffle tokens.
+func (in Input) fromSamples() bool { return in.fromRouters() && in.Ranks == 0 }
+
+func (in Input) fromEngines() bool { return in.fromRouters() && in.Ranks > 0 }
 
 func (in Input) fromPrometheus() bool { return in.Spec.Source == semmoev1.DriftSourcePrometheus }
 

@@ -63,6 +63,21 @@ func asked(points []lar.Point, change ...func(*Input)) Input {
 	return in
 }
 
+// counting returns the input of a deployment whose engines shuffle tokens and count activations, until now.
+func counting(values []float64, change ...func(*Input)) Input {
+	in := served()
+	in.Routers = RouterEvidence{Answered: 1}
+	in.Ranks, in.Shuffled, in.EnginesRead, in.Observed, in.Rate = 8, true, true, false, lar.Ratio{}
+	in.Engines.Window = time.Hour
+	for i, value := range values {
+		in.Engines.Points = append(in.Engines.Points, lar.Point{Time: moedtest.Start.Add(time.Duration(i-len(values)+1) * lar.EngineBucketTime), Value: value})
+	}
+	for _, c := range change {
+		c(&in)
+	}
+	return in
+}
+
 // times repeats a value.
 func times(n int, value float64) []float64 {
 	list := make([]float64, n)
@@ -154,6 +169,17 @@ func TestAssessDrift(t *testing.T) {
 		"below the daily cap":            {served(shifted, remade(2*time.Hour, 3*time.Hour, 4*time.Hour, 24*time.Hour)), Drifted, "Drifted", "", ""},
 		"the user's settings come first": {served(shifted, remade(0), func(in *Input) { in.Paused, in.RollingOut = true, true }), Drifted, "Drifted", "Paused", ""},
 
+		"engines, on target":      {counting(times(240, 0.4)), OnTarget, "OnTarget", "", ""},
+		"engines, drifted":        {counting(append(times(120, 0.4), times(120, 0.35)...)), Drifted, "Drifted", "", ""},
+		"engines, a short drop":   {counting(append(times(180, 0.4), times(60, 0.1)...)), OnTarget, "OnTarget", "", ""},
+		"engines, held":           {counting(times(240, 0.3), func(in *Input) { in.RollingOut = true }), Drifted, "Drifted", "RollingOut", ""},
+		"engines, not read":       {counting(times(240, 0.3), func(in *Input) { in.EnginesRead = false }), Unknown, "NotObserved", "", "spec.routing.mode"},
+		"engines, no router":      {counting(times(240, 0.3), func(in *Input) { in.Routers.Answered = 0 }), Unknown, "RoutersUnreachable", "", ""},
+		"engines, nothing":        {counting(nil), Unknown, "Stale", "", ""},
+		"engines, nonsense":       {counting(nil, func(in *Input) { in.Engines.Problem = desired.Finding{Reason: "CountersInvalid", Message: "pod p"} }), Unknown, "CountersInvalid", "", "pod p"},
+		"engines, old":            {counting(times(240, 0.1), func(in *Input) { in.Now = in.Now.Add(3 * time.Minute) }), Unknown, "Stale", "", ""},
+		"engines, too few":        {counting(times(89, 0.1)), Unknown, "TooFewValues", "", "last 3600 seconds"},
+		"engines, just enough":    {counting(times(90, 0.1)), Drifted, "Drifted", "", ""},
 		"Prometheus, on target":   {asked(good), OnTarget, "OnTarget", "", ""},
 		"Prometheus, tokens":      {asked(good, func(in *Input) { in.Ranks, in.Shuffled = 8, true }), OnTarget, "OnTarget", "", ""},
 		"Prometheus, drifted":     {asked(moedtest.Values(append(times(60, 0.4), times(60, 0.35)...)...)), Drifted, "Drifted", "", ""},
@@ -330,7 +356,7 @@ func TestValuesOfPrometheus(t *testing.T) {
 		"just below nine tenths":  {moedtest.Values(times(44, 0.1)...), false, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := testValues(tc.points, time.Hour, 0.36)
+			got := testValues(tc.points, time.Hour, 0.36, minValues)
 			if got.Alarm != tc.alarm || math.Abs(got.Statistic-tc.statistic) > 1e-9 || !got.Tested || got.Threshold != 0.9 {
 				t.Errorf("alarm %v with %v of %v, want %v with %v", got.Alarm, got.Statistic, got.Threshold, tc.alarm, tc.statistic)
 			}

@@ -3,11 +3,13 @@
 package locality
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"time"
 
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/solver/drift"
 )
@@ -126,6 +128,86 @@ const (
 	raisedAt = 0.9
 )
 
+// EngineEvidence is the evidence of engines that shuffle tokens by the tables of a plan and count activations.
+type EngineEvidence struct {
+	// Problem is why there is no evidence.
+	Problem desired.Finding
+	// Points are the rates of the engines that use the tables, in intervals of lar.EngineBucketTime, oldest first.
+	Points []lar.Point
+	Window time.Duration
+}
+
+const (
+	// maxEngineWindow is the maximum window: routers keep two of them.
+	maxEngineWindow = lar.EngineBuckets / 2 * lar.EngineBucketTime
+	// minEngineValues is the minimum number of values in a window.
+	minEngineValues = 3
+	// staleEngines is the maximum age of the newest value: managers read routers once a minute.
+	staleEngines = 5 * lar.EngineBucketTime
+)
+
+// EngineEvidenceOf collects what engines report about the tables with this digest.
+func EngineEvidenceOf(reports []lar.Report, tables string, now time.Time, window time.Duration) EngineEvidence {
+	e := EngineEvidence{Window: min(max(window, minEngineValues*lar.EngineBucketTime), maxEngineWindow)}
+	for _, p := range lar.EnginePoints(reports, tables) {
+		if age := now.Sub(p.Time); age <= 2*e.Window && age >= -e.Window {
+			e.Points = append(e.Points, p)
+		}
+	}
+	if len(e.Points) == 0 {
+		e.Problem = consumersProblem(reports, tables)
+	}
+	return e
+}
+
+// consumersProblem returns why no engine counts activations under the tables with this digest; its zero value if an
+// engine uses them, or if there is no report.
+func consumersProblem(reports []lar.Report, tables string) desired.Finding {
+	problem := desired.Finding{}
+	if len(reports) > 0 {
+		problem = desired.Finding{Reason: "NotObserved", Message: "No engine pod exports the metrics of a consumer of tables (semmoe_engine_tables_info), so the local activation rate is unknown. Use an image with a consumer, or set spec.drift.source to Prometheus"}
+	}
+	for _, report := range reports {
+		for _, engine := range report.Engines {
+			switch {
+			case engine.Problem != "":
+				return desired.Finding{Reason: "CountersInvalid", Message: fmt.Sprintf("The counters of pod %s are not used: %s", engine.Pod, engine.Problem)}
+			case engine.Tables == tables:
+				return desired.Finding{}
+			case engine.Tables != "" || engine.Refused != "":
+				problem = desired.Finding{Reason: "TablesNotLoaded", Message: fmt.Sprintf("Pod %s does not shuffle tokens by the tables of the plan: %s", engine.Pod, ConsumerText(engine, tables))}
+			}
+		}
+	}
+	return problem
+}
+
+// ConsumerText returns why an engine does not use the tables with this digest, or why its counts are not used; "" if
+// both are used.
+func ConsumerText(e lar.EngineCounts, tables string) string {
+	switch {
+	case e.Problem != "":
+		return e.Problem
+	case e.Tables == tables:
+		return ""
+	case e.Refused != "":
+		return "it refuses the files of the plan, reason " + e.Refused
+	case e.Tables != "":
+		return fmt.Sprintf("it uses the tables of plan %s", artifact.Digest(e.Tables).Short())
+	}
+	return "it exports no semmoe_engine_tables_info"
+}
+
+// minValues returns the minimum number of values in the window: three quarters.
+func (e EngineEvidence) minValues() int {
+	return max(minEngineValues, int(e.Window/lar.EngineBucketTime)*3/4)
+}
+
+// covered reports whether the last window has enough values.
+func (e EngineEvidence) covered() bool {
+	return len(within(e.Points, e.Points[len(e.Points)-1].Time, e.Window)) >= e.minValues()
+}
+
 // PrometheusEvidence is the evidence of Prometheus.
 type PrometheusEvidence struct {
 	// Problem is why there is no evidence.
@@ -176,7 +258,7 @@ func Numbers(points []lar.Point, from time.Time) []lar.Point {
 // testValues moves the window along the points. It raises an alarm if nearly all values of the window are below the bar
 // (raisedAt), and clears it if fewer than half are. With two windows of points, the result is a function of the points
 // only.
-func testValues(points []lar.Point, window time.Duration, bar float64) testResult {
+func testValues(points []lar.Point, window time.Duration, bar float64, minValues int) testResult {
 	result := testResult{Tested: true, Threshold: raisedAt}
 	for _, p := range points {
 		values := within(points, p.Time, window)

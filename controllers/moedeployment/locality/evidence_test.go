@@ -4,6 +4,7 @@ package locality
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -33,5 +34,35 @@ func TestEvidenceOf(t *testing.T) {
 	}
 	if got := EvidenceOf([]lar.Report{a, b}, "ef", moedtest.Start, time.Hour); !got.Newest.IsZero() || got.Answered != 2 {
 		t.Errorf("evidence of a layout that no pod serves: %+v", got)
+	}
+}
+
+// The evidence of engines is that of the tables in use. What engines report instead is named.
+func TestEngineEvidenceOf(t *testing.T) {
+	bucket := func(before int, tables string, local int64) lar.EngineBucket {
+		return lar.EngineBucket{Start: moedtest.Start.Add(-time.Duration(before) * lar.EngineBucketTime), Tables: tables, Activations: lar.Activations{Local: local, Total: 20_000}}
+	}
+	reports := []lar.Report{{EngineBuckets: []lar.EngineBucket{bucket(7, "new", 1), bucket(6, "new", 5000), bucket(1, "old", 2), bucket(0, "new", 10_000), bucket(-4, "new", 3)}}}
+	got := EngineEvidenceOf(reports, "new", moedtest.Start, time.Minute)
+	if len(got.Points) != 2 || got.Points[0].Value != 0.25 || got.Points[1].Value != 0.5 || got.Window != 90*time.Second || got.Problem.Reason != "" {
+		t.Errorf("evidence %+v", got)
+	}
+	if got := EngineEvidenceOf(nil, "new", moedtest.Start, 24*time.Hour); got.Window != time.Hour || got.Problem.Reason != "" {
+		t.Errorf("without a report: %+v", got)
+	}
+	for name, tc := range map[string]struct {
+		engine       lar.EngineCounts
+		reason, want string
+	}{
+		"other tables":    {lar.EngineCounts{Pod: "p", Tables: "0123456789abcdef0123"}, "TablesNotLoaded", "it uses the tables of plan 0123456789abcdef"},
+		"refused":         {lar.EngineCounts{Pod: "p", Refused: "OtherModel"}, "TablesNotLoaded", "reason OtherModel"},
+		"nonsense":        {lar.EngineCounts{Pod: "p", Tables: "new", Problem: "a value is NaN"}, "CountersInvalid", "pod p are not used: a value is NaN"},
+		"no consumer":     {lar.EngineCounts{Pod: "p", Activations: lar.Activations{Total: 9}}, "NotObserved", "Use an image with a consumer"},
+		"tables, no time": {lar.EngineCounts{Pod: "p", Tables: "new"}, "", ""},
+	} {
+		got := EngineEvidenceOf([]lar.Report{{Engines: []lar.EngineCounts{tc.engine}}}, "new", moedtest.Start, time.Hour)
+		if got.Problem.Reason != tc.reason || !strings.Contains(got.Problem.Message, tc.want) {
+			t.Errorf("%s: %+v, want %s, %q", name, got.Problem, tc.reason, tc.want)
+		}
 	}
 }

@@ -5,6 +5,9 @@ package lar
 import (
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 func TestEngineActivations(t *testing.T) {
@@ -21,6 +24,29 @@ func TestEngineActivations(t *testing.T) {
 	}
 	if got := EngineActivations(reports, "t"); got != (Activations{}) {
 		t.Errorf("%v of a revision without pods", got)
+	}
+}
+
+func TestEnginePoints(t *testing.T) {
+	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	of := func(bucket int, revision, tables string, local, total int64) EngineBucket {
+		return EngineBucket{Start: at.Add(time.Duration(bucket) * EngineBucketTime), Revision: revision, Tables: tables, Activations: Activations{Local: local, Total: total}}
+	}
+	reports := []Report{
+		{EngineBuckets: []EngineBucket{of(1, "r", "a", 6000, 10_000), of(1, "s", "a", 0, 10_000), of(2, "r", "a", 1, 2), of(2, "r", "b", 20_000, 20_000)}},
+		{EngineBuckets: []EngineBucket{of(0, "r", "a", 4000, 10_000), of(1, "r", "a", 9000, 12_000)}},
+	}
+	want := []Point{{at, 0.4}, {at.Add(EngineBucketTime), 0.3}}
+	if diff := cmp.Diff(want, EnginePoints(reports, "a")); diff != "" {
+		t.Errorf("points (-want +got):\n%s", diff)
+	}
+	for name, r := range map[string]Report{
+		"more local": {EngineBuckets: []EngineBucket{of(0, "r", "a", 2, 1)}}, "negative": {EngineBuckets: []EngineBucket{of(0, "r", "a", -1, 1)}},
+		"too many": {EngineBuckets: make([]EngineBucket, maxEngineBuckets+1)}, "a long text": {Engines: []EngineCounts{{Problem: strings.Repeat("x", MaxEngineProblem+1)}}},
+	} {
+		if r.Validate() == nil {
+			t.Errorf("%s: accepted", name)
+		}
 	}
 }
 

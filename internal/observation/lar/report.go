@@ -30,6 +30,8 @@ type Report struct {
 	CaptureCost *CaptureCost `json:"captureCost"`
 	// Engines contains the counts of the engine pods that count activations themselves.
 	Engines []EngineCounts `json:"engines,omitempty"`
+	// EngineBuckets contains the counts of engines that shuffle tokens over time, oldest first.
+	EngineBuckets []EngineBucket `json:"engineBuckets,omitempty"`
 	// Steps contains the tokens per step of the engine pods that count steps.
 	Steps []stepsizes.Pod `json:"steps,omitempty"`
 	// Observations are the last sampled requests, oldest first.
@@ -112,7 +114,7 @@ func (r Report) Validate() error {
 	if len(r.IgnoredRanks) > maxIgnoredRanks {
 		return fmt.Errorf("ignoredRanks: %d entries: at most %d are allowed", len(r.IgnoredRanks), maxIgnoredRanks)
 	}
-	if err := errors.Join(validateEngines(r.Engines), stepsizes.Validate(r.Steps)); err != nil {
+	if err := errors.Join(validateEngines(r.Engines), validateEngineBuckets(r.EngineBuckets), stepsizes.Validate(r.Steps)); err != nil {
 		return err
 	}
 	if r.CaptureCost != nil {

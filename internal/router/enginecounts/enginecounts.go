@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -28,8 +30,11 @@ import (
 const (
 	// Metric is the name of the activation counters.
 	Metric = "semmoe_engine_activations_total"
+	// TablesMetric names the plan whose tables an engine uses, RefusedMetric why it uses none of the present files.
+	TablesMetric  = "semmoe_engine_tables_info"
+	RefusedMetric = "semmoe_engine_tables_refused"
 	// Period is the time between two readings of a pod.
-	Period = 30 * time.Second
+	Period = lar.EngineBucketTime
 	// window is the time over which counts are reported: the window of sampled requests, so that both rates follow the
 	// traffic equally.
 	window = lar.Buckets * lar.BucketTime
@@ -53,6 +58,8 @@ type Poller struct {
 
 	mu   sync.Mutex
 	pods map[string]*pod
+	// buckets contains the counts of engines that shuffle tokens, oldest first.
+	buckets []lar.EngineBucket
 }
 
 // pod contains the readings of a pod, oldest first.
@@ -60,6 +67,9 @@ type pod struct {
 	address, revision string
 	readings          []reading
 	steps             podSteps
+	// tables and refused are what the engine last reported about its tables. problem is why its counts are not used.
+	tables, refused, problem string
+	at                       time.Time // of the report about tables
 }
 
 type reading struct {
@@ -108,19 +118,44 @@ func (p *Poller) Counts() []lar.EngineCounts {
 	defer p.mu.Unlock()
 	var counts []lar.EngineCounts
 	for name, pod := range p.pods {
-		if len(pod.readings) < 2 {
+		of := lar.EngineCounts{Pod: name, Revision: pod.revision, Tables: pod.tables, Refused: pod.refused, Problem: pod.problem}
+		if p.Now().Sub(pod.at).Abs() > 2*Period {
+			continue
+		}
+		if len(pod.readings) < 2 || pod.problem != "" {
+			if of.Problem != "" || of.Tables != "" || of.Refused != "" {
+				counts = append(counts, of)
+			}
 			continue
 		}
 		first, last := pod.readings[0], pod.readings[len(pod.readings)-1]
-		if p.Now().Sub(last.at).Abs() > 2*Period {
-			continue
-		}
-		counts = append(counts, lar.EngineCounts{
-			Pod: name, Revision: pod.revision,
-			Activations: lar.Activations{Local: last.Local - first.Local, Total: last.Total - first.Total},
-		})
+		of.Activations = lar.Activations{Local: last.Local - first.Local, Total: last.Total - first.Total}
+		counts = append(counts, of)
 	}
 	return counts
+}
+
+// Buckets returns the counts of engines that shuffle tokens over time, oldest first.
+func (p *Poller) Buckets() []lar.EngineBucket {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.buckets)
+}
+
+// addBucket adds the activations of a pod between two readings to the bucket of the present.
+func (p *Poller) addBucket(of *pod, counted lar.Activations, now time.Time) {
+	start := now.Truncate(lar.EngineBucketTime).UTC()
+	oldest := start.Add(-(lar.EngineBuckets - 1) * lar.EngineBucketTime)
+	p.buckets = slices.DeleteFunc(p.buckets, func(b lar.EngineBucket) bool { return b.Start.Before(oldest) || b.Start.After(start) })
+	at := slices.IndexFunc(p.buckets, func(b lar.EngineBucket) bool {
+		return b.Start.Equal(start) && b.Revision == of.revision && b.Tables == of.tables
+	})
+	if at < 0 {
+		at = len(p.buckets)
+		p.buckets = append(p.buckets, lar.EngineBucket{Start: start, Revision: of.revision, Tables: of.tables})
+	}
+	p.buckets[at].Local += counted.Local
+	p.buckets[at].Total += counted.Total
 }
 
 // Steps returns the distribution of tokens per step of each pod with an engine that counts steps. It omits pods if
@@ -165,8 +200,17 @@ func (p *Poller) add(b discovery.Backend, got answer) {
 		of = &pod{address: b.Address, revision: b.Revision}
 		p.pods[b.Pod] = of
 	}
-	if got.activationsErr == nil {
-		of.addActivations(got.activations, p.Now())
+	switch nonsense := (*nonsenseError)(nil); {
+	case got.activationsErr == nil:
+		if got.tables != of.tables { // the counts mix two tables
+			of.readings = nil
+		}
+		of.tables, of.refused, of.problem, of.at = got.tables, got.refused, "", p.Now()
+		if counted := of.addActivations(got.activations, p.Now()); counted.Total > 0 && of.tables != "" {
+			p.addBucket(of, counted, p.Now())
+		}
+	case errors.As(got.activationsErr, &nonsense):
+		of.readings, of.at, of.problem = nil, p.Now(), printable.Line(nonsense.Error(), lar.MaxEngineProblem)
 	}
 	switch {
 	case got.stepsErr != nil:
@@ -176,30 +220,47 @@ func (p *Poller) add(b discovery.Backend, got answer) {
 	}
 }
 
-// addActivations appends a reading. If a counter has decreased, the engine was restarted, and earlier readings are
-// dropped.
-func (of *pod) addActivations(counts lar.Activations, now time.Time) {
+// addActivations appends a reading, and returns the activations since the previous one. If a counter has decreased, the
+// engine was restarted, or reports nonsense: earlier readings are dropped, and the problem is reported until the next
+// reading.
+func (of *pod) addActivations(counts lar.Activations, now time.Time) (counted lar.Activations) {
 	if n := len(of.readings); n > 0 {
 		last := of.readings[n-1]
-		if counts.Local < last.Local || counts.Total-counts.Local < last.Total-last.Local || now.Before(last.at) {
+		switch {
+		case counts.Local < last.Local || counts.Total-counts.Local < last.Total-last.Local:
+			of.problem = Metric + " has decreased: the engine was restarted, or does not count correctly"
 			of.readings = nil
+		case now.Before(last.at):
+			of.readings = nil
+		default:
+			counted = lar.Activations{Local: counts.Local - last.Local, Total: counts.Total - last.Total}
 		}
 	}
 	for len(of.readings) > 0 && now.Sub(of.readings[0].at) > window {
 		of.readings = of.readings[1:]
 	}
 	of.readings = append(of.readings, reading{now, counts})
+	return counted
 }
 
 // errAbsent is returned for an engine that does not count activations.
 var errAbsent = errors.New("the response does not contain " + Metric)
 
+// nonsenseError is returned for counts that cannot be true.
+type nonsenseError struct{ message string }
+
+func (e *nonsenseError) Error() string { return e.message }
+
+func nonsense(format string, args ...any) error { return &nonsenseError{fmt.Sprintf(format, args...)} }
+
 // answer contains the readings of a pod. It has neither steps nor stepsErr if the engine counts no steps.
 type answer struct {
 	activations    lar.Activations
 	activationsErr error
-	steps          map[string]*rankSteps
-	stepsErr       error
+	// tables and refused are the labels of TablesMetric and RefusedMetric; empty without the metric.
+	tables, refused string
+	steps           map[string]*rankSteps
+	stepsErr        error
 }
 
 func (p *Poller) read(ctx context.Context, b discovery.Backend) answer {
@@ -261,6 +322,10 @@ func parse(text io.Reader, metrics *engine.StepMetrics) (got answer) {
 		if metrics != nil && got.stepsErr == nil {
 			got.stepsErr = steps.line(lines.Bytes())
 		}
+		if got.activationsErr == nil {
+			got.activationsErr = cmp.Or(
+				addState(&got.tables, lines.Bytes(), TablesMetric, tablesLabel), addState(&got.refused, lines.Bytes(), RefusedMetric, refusedLabel))
+		}
 		labels, ok := bytes.CutPrefix(lines.Bytes(), []byte(Metric+"{"))
 		if ok && got.activationsErr == nil {
 			got.activationsErr = addActivations(&got.activations, labels)
@@ -284,9 +349,36 @@ func parse(text io.Reader, metrics *engine.StepMetrics) (got answer) {
 	return got
 }
 
+// tablesLabel and refusedLabel match the label of a state.
+var (
+	tablesLabel  = regexp.MustCompile(`\bplan_digest="([0-9a-f]{64})"`)
+	refusedLabel = regexp.MustCompile(`\breason="([A-Za-z]{1,64})"`)
+)
+
+// addState sets state to the label of a line of a metric with the value 1. The value 0 is equal to an absent line.
+func addState(state *string, line []byte, metric string, label *regexp.Regexp) error {
+	labels, ok := bytes.CutPrefix(line, []byte(metric+"{"))
+	if !ok {
+		return nil
+	}
+	value, err := valueOf(metric, labels)
+	if err != nil || value == 0 {
+		return err
+	}
+	match := label.FindSubmatch(labels)
+	switch {
+	case match == nil || value != 1:
+		return nonsense("%s{%.100q is invalid: %s must have the value 1", metric, labels, label)
+	case *state != "" && *state != string(match[1]):
+		return nonsense("%s has several values: %.64s and %.64s", metric, *state, match[1])
+	}
+	*state = string(match[1])
+	return nil
+}
+
 // addActivations adds the value of a counter. labels is the line after the opening brace.
 func addActivations(sum *lar.Activations, labels []byte) error {
-	count, err := valueOf(labels)
+	count, err := valueOf(Metric, labels)
 	if err != nil {
 		return err
 	}
@@ -294,23 +386,23 @@ func addActivations(sum *lar.Activations, labels []byte) error {
 	case bytes.Contains(labels, []byte(`locality="local"`)):
 		sum.Local += count
 	case !bytes.Contains(labels, []byte(`locality="remote"`)):
-		return fmt.Errorf("%s{%.100q has no label locality of local or remote", Metric, labels)
+		return nonsense("%s{%.100q has no label locality of local or remote", Metric, labels)
 	}
 	if sum.Total += count; sum.Total > lar.MaxActivations {
-		return fmt.Errorf("%s counts more than %d", Metric, int64(lar.MaxActivations))
+		return nonsense("%s counts more than %d", Metric, int64(lar.MaxActivations))
 	}
 	return nil
 }
 
 // valueOf parses the value after the labels. A timestamp may follow it.
-func valueOf(line []byte) (int64, error) {
+func valueOf(metric string, line []byte) (int64, error) {
 	fields := bytes.Fields(line[bytes.LastIndexByte(line, '}')+1:])
 	if len(fields) == 0 {
-		return 0, fmt.Errorf("%s{%.100q has no value", Metric, line)
+		return 0, nonsense("%s{%.100q has no value", metric, line)
 	}
 	value, err := strconv.ParseFloat(string(fields[0]), 64)
 	if err != nil || !(value >= 0 && value <= lar.MaxActivations) {
-		return 0, fmt.Errorf("%s: value %.40q is invalid: it must be a number from 0 to %d", Metric, fields[0], int64(lar.MaxActivations))
+		return 0, nonsense("%s: value %.40q is invalid: it must be a number from 0 to %d", metric, fields[0], int64(lar.MaxActivations))
 	}
 	return int64(value), nil
 }

@@ -52,7 +52,80 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// shuffling returns the metrics of an engine that uses the tables of a plan.
+func shuffling(plan string, local, remote int64) string {
+	return fmt.Sprintf("%s{plan_digest=\"%s\"} 1\n", TablesMetric, plan) + counted(local, remote)
+}
+
+// TestShuffledTokens checks that counts are attributed to the tables in use, over time, and that nonsense is named.
+func TestShuffledTokens(t *testing.T) {
+	start := time.Unix(1_700_000_010, 0).UTC()
+	now, pods := start, answers{}
+	poller := &Poller{
+		Backends:  func() []discovery.Backend { return []discovery.Backend{{Pod: "p", Address: "p:1", Revision: "r"}} },
+		Transport: pods, Now: func() time.Time { return now },
+	}
+	read := func(text string) lar.EngineCounts {
+		t.Helper()
+		now = now.Add(Period)
+		pods["p:1"] = text
+		poller.Poll(context.Background())
+		counts := poller.Counts()
+		if len(counts) != 1 {
+			t.Fatalf("counts %+v", counts)
+		}
+		return counts[0]
+	}
+	first, second := strings.Repeat("a", 64), strings.Repeat("b", 64)
+	read(shuffling(first, 10, 10))
+	if got := read(shuffling(first, 40, 20)); got.Tables != first || got.Local != 30 || got.Total != 40 {
+		t.Errorf("%+v", got)
+	}
+	if got := read(shuffling(second, 90, 20)); got.Tables != second || got.Total != 0 {
+		t.Errorf("while tables are swapped: %+v", got)
+	}
+	read(shuffling(second, 100, 30))
+	refused := RefusedMetric + "{reason=\"Damaged\"} 1\n" + TablesMetric + "{plan_digest=\"" + first + "\"} 0\n"
+	if got := read(refused + shuffling(second, 101, 30)); got.Tables != second || got.Refused != "Damaged" || got.Problem != "" {
+		t.Errorf("with files that are refused: %+v", got)
+	}
+	if got := read(shuffling(second, 3, 3)); !strings.Contains(got.Problem, "has decreased") || got.Total != 0 {
+		t.Errorf("after a decrease: %+v", got)
+	}
+	if got := read(shuffling(second, 5, 5)); got.Problem != "" || got.Total != 4 {
+		t.Errorf("after the next reading: %+v", got)
+	}
+	for name, tc := range map[string]struct{ text, want string }{
+		"not a number":   {strings.Replace(shuffling(second, 7, 8), " 7\n", " NaN\n", 1), `value "NaN" is invalid`},
+		"negative":       {shuffling(second, -7, 8), `value "-7" is invalid`},
+		"several plans":  {shuffling(first, 7, 8) + shuffling(second, 7, 8), "has several values"},
+		"no digest":      {shuffling("x", 7, 8), "is invalid"},
+		"other value":    {strings.Replace(shuffling(second, 7, 8), "\"} 1\n", "\"} 2\n", 1), "must have the value 1"},
+		"without labels": {Metric + "{rank=\"0\"} 5\n", "no label locality"},
+	} {
+		if got := read(tc.text); !strings.Contains(got.Problem, tc.want) || got.Activations != (lar.Activations{}) {
+			t.Errorf("%s: %+v, want %q", name, got, tc.want)
+		}
+	}
+	want := []lar.EngineBucket{
+		{Start: start.Add(2 * Period).Truncate(Period), Revision: "r", Tables: first, Activations: lar.Activations{Local: 30, Total: 40}},
+		{Start: start.Add(4 * Period).Truncate(Period), Revision: "r", Tables: second, Activations: lar.Activations{Local: 10, Total: 20}},
+		{Start: start.Add(5 * Period).Truncate(Period), Revision: "r", Tables: second, Activations: lar.Activations{Local: 1, Total: 1}},
+		{Start: start.Add(7 * Period).Truncate(Period), Revision: "r", Tables: second, Activations: lar.Activations{Local: 2, Total: 4}},
+	}
+	if diff := cmp.Diff(want, poller.Buckets()); diff != "" {
+		t.Errorf("buckets (-want +got):\n%s", diff)
+	}
+	now = now.Add(lar.EngineBuckets * Period)
+	read(shuffling(second, 1, 1))
+	read(shuffling(second, 2, 2))
+	if got := poller.Buckets(); len(got) != 1 {
+		t.Errorf("old buckets are kept: %+v", got)
+	}
+}
+
 func FuzzParse(f *testing.F) {
+	f.Add(TablesMetric + `{plan_digest="x"} 1`)
 	f.Add(Metric + `{locality="local"} 1`)
 	f.Add(Metric + `{locality="remote"}`)
 	f.Fuzz(func(t *testing.T, text string) {
@@ -119,7 +192,7 @@ func TestCountsOverTheWindow(t *testing.T) {
 	read(counted(160, 120), "")
 	want("readings leave the window", of("p", "r", 30, 40))
 	read(counted(7, 120), "")
-	want("a restarted engine")
+	want("a restarted engine", lar.EngineCounts{Pod: "p", Revision: "r", Problem: Metric + " has decreased: the engine was restarted, or does not count correctly"})
 	read(counted(9, 120), "")
 	want("after the restart", of("p", "r", 2, 2))
 	backends[0].Address = "p:2"

@@ -101,6 +101,11 @@ prometheus: build controlplane ## Vet and run the tests of the alerts with Prome
 dashboard: build controlplane ## Play the demo, scrape it with Prometheus' own code, and ask every query of the dashboard
 	cd test/prometheus && CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v -run DashboardInTheDemo .
 
+.PHONY: try
+try: build ## What a plan changes, in a minute and without Kubernetes: a small real model is profiled, planned, and served with and without the plan
+	CGO_ENABLED=0 go build -trimpath -o bin/try/ ./test/try
+	bin/try/try; :
+
 # What is kept ends by Ctrl-C, as asked: in a process group of its own the demo has that for itself, and make goes on to its end.
 .PHONY: demo
 demo: build controlplane ## From nothing to a served model, and a change of its traffic, on a local control plane (ACTS=1 or 2: one act; KEEP=1 leaves it up; METRICS=127.0.0.1:9999 for a Prometheus; KUBECONFIG=... uses that cluster)

@@ -34,6 +34,10 @@ image: bin/semmoe bin/semmoe-refengine ## Build the container images dist/semmoe
 	cd internal/tools && go run ./image/cmd/mkimage --binary ../../bin/semmoe --name $(IMAGE) --out ../../dist/semmoe.tar
 	cd internal/tools && go run ./image/cmd/mkimage --binary ../../bin/semmoe-refengine --name $(REFENGINE_IMAGE) --out ../../dist/semmoe-refengine.tar
 
+.PHONY: release
+release: ## Build the files of a release in dist/release: images for amd64 and arm64, bills of materials, chart, archives, Krew manifest and checksums
+	internal/tools/release/build.sh
+
 .PHONY: generate
 generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md, tables of docs/engine-releases.md and docs/routes.md, and the chart and config/ from each other
 	$(TOOL) controller-gen object:headerFile=$(LICENCE) applyconfiguration:headerFile=$(LICENCE) crd:generateEmbeddedObjectMeta=true paths=./api/... output:crd:artifacts:config=config/crd

@@ -34,6 +34,10 @@ image: bin/semmoe bin/semmoe-refengine ## Build the container images dist/semmoe
 	cd internal/tools && go run ./image/cmd/mkimage --binary ../../bin/semmoe --name $(IMAGE) --out ../../dist/semmoe.tar
 	cd internal/tools && go run ./image/cmd/mkimage --binary ../../bin/semmoe-refengine --name $(REFENGINE_IMAGE) --out ../../dist/semmoe-refengine.tar
 
+.PHONY: release
+release: ## Build the files of a release in dist/release: images for amd64 and arm64, bills of materials, chart, archives, Krew manifest and checksums
+	internal/tools/release/build.sh
+
 .PHONY: generate
 generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md, tables of docs/engine-releases.md and docs/routes.md, and the chart and config/ from each other
 	$(TOOL) controller-gen object:headerFile=$(LICENCE) applyconfiguration:headerFile=$(LICENCE) crd:generateEmbeddedObjectMeta=true paths=./api/... output:crd:artifacts:config=config/crd
@@ -100,6 +104,11 @@ prometheus: build controlplane ## Vet and run the tests of the alerts with Prome
 .PHONY: dashboard
 dashboard: build controlplane ## Play the demo, scrape it with Prometheus' own code, and ask every query of the dashboard
 	cd test/prometheus && CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v -run DashboardInTheDemo .
+
+.PHONY: try
+try: build ## What a plan changes, in a minute and without Kubernetes: a small real model is profiled, planned, and served with and without the plan
+	CGO_ENABLED=0 go build -trimpath -o bin/try/ ./test/try
+	bin/try/try; :
 
 # What is kept ends by Ctrl-C, as asked: in a process group of its own the demo has that for itself, and make goes on to its end.
 .PHONY: demo

@@ -35,6 +35,9 @@ for module in . internal/tools; do # the dependencies of test/prometheus take mi
   (cd "$module" && go tool -modfile="$tools/go.mod" staticcheck ./...) || complain "staticcheck has findings in $module"
 done
 
+# Workflow files, without the optional checks by shellcheck and pyflakes, so that the result is the same on all machines.
+$(go tool -n -modfile=internal/tools/go.mod actionlint) -shellcheck= -pyflakes= || complain "actionlint has findings in .github/workflows"
+
 # Language: the words of comments and messages (internal/tools/language/vocabulary.yaml).
 (cd internal/tools && go run ./language ../..) || complain "comments or messages do not follow internal/tools/language/vocabulary.yaml"
 

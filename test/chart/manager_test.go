@@ -31,7 +31,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/test/nodeless"
+	"github.com/semmoe/operator/test/processes"
 	"github.com/semmoe/operator/test/programs"
 	"github.com/semmoe/operator/test/tier"
 )
@@ -135,7 +135,7 @@ func freeAddress(t *testing.T) string {
 
 // startManager runs the manager until the test ends, with the arguments and the ServiceAccount from the chart. Leader
 // election is disabled, because no other manager runs.
-func (a *apiServer) startManager(t *testing.T, rendered []*unstructured.Unstructured, metrics string) *nodeless.Process {
+func (a *apiServer) startManager(t *testing.T, rendered []*unstructured.Unstructured, metrics string) *processes.Process {
 	t.Helper()
 	args := slices.DeleteFunc(managerArguments(t, rendered), func(arg string) bool { return arg == "--leader-elect" })
 	for i, arg := range args {
@@ -146,7 +146,7 @@ func (a *apiServer) startManager(t *testing.T, rendered []*unstructured.Unstruct
 	env := []string{"KUBECONFIG=" + a.kubeconfigOf(t, namespace, "semmoe-manager"), "POD_NAMESPACE=" + namespace, "POD_NAME=none"}
 	semmoe, err := programs.Built("semmoe")
 	tier.Require(t, err)
-	manager, err := nodeless.Spawn(filepath.Join(t.TempDir(), "manager.log"), env, semmoe, args...)
+	manager, err := processes.Spawn(filepath.Join(t.TempDir(), "manager.log"), env, semmoe, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +196,7 @@ func (a *apiServer) kubeconfigOf(t *testing.T, namespace, name string) string {
 	return file
 }
 
-func (a *apiServer) waitFor(t *testing.T, manager *nodeless.Process, what string, done wait.ConditionWithContextFunc) {
+func (a *apiServer) waitFor(t *testing.T, manager *processes.Process, what string, done wait.ConditionWithContextFunc) {
 	t.Helper()
 	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Minute, true, done); err != nil {
 		log, _ := os.ReadFile(manager.Log())

@@ -4,10 +4,13 @@ package corpus
 
 import (
 	"bytes"
+	"context"
 	"embed"
 	"encoding/json"
+	"fmt"
 	"io/fs"
 	"math/rand/v2"
+	"os/exec"
 	"path"
 	"slices"
 	"strings"
@@ -123,6 +126,27 @@ func endsUnit(before, after string) bool {
 		return strings.HasSuffix(before, ".") || strings.HasSuffix(before, "!") || strings.HasSuffix(before, "?")
 	}
 	return false
+}
+
+const (
+	// requestBytes is the approximate length of a request of Halves.
+	requestBytes = 180
+	splitSeed    = 1
+)
+
+// Halves cuts the documents of the corpus and of the Go distribution of this machine into requests. One half of the
+// documents is for profiling, the other half is held out.
+func Halves(ctx context.Context) (train, heldOut []Request, err error) {
+	root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
+	if err != nil {
+		return nil, nil, fmt.Errorf("go env GOROOT: %w", err)
+	}
+	fromGo, err := FromGo(strings.TrimSpace(string(root)))
+	if err != nil {
+		return nil, nil, err
+	}
+	known, unknown := Split(append(Written(), fromGo...), 50, splitSeed)
+	return Requests(known, requestBytes), Requests(unknown, requestBytes), nil
 }
 
 // JSONL writes requests as a data set for profiling: one prompt per line, with its kind as the domain.

@@ -34,19 +34,19 @@ type answer struct {
 // route, and as text to the OpenAI completions route, with and without streaming.
 func (d *demo) ask(ctx context.Context, golden []goldenCase) ([]answer, error) {
 	answers := make([]answer, len(golden))
-	err := d.out.step(ctx, fmt.Sprintf("%d prompts answered", len(golden)), func(update func(string)) error {
+	err := d.out.Step(ctx, fmt.Sprintf("%d prompts answered", len(golden)), func(update func(string)) error {
 		if len(golden) > 0 { // send the first prompt separately, to time a single request
 			if _, err := d.askOne(ctx, golden[0]); err != nil {
 				return err
 			}
-			d.out.firstAnswer(time.Now())
+			d.out.FirstAnswer(time.Now())
 		}
 		group, ctx := errgroup.WithContext(ctx)
 		var done atomic.Int32
 		for i, g := range golden {
 			group.Go(func() (err error) {
 				answers[i], err = d.askOne(ctx, g)
-				if n := done.Add(1); d.out.terminal {
+				if n := done.Add(1); d.out.Terminal {
 					update(fmt.Sprintf("%d of %d", n, len(golden)))
 				}
 				return err

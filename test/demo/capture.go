@@ -39,17 +39,17 @@ func (c captureCost) known() bool { return !math.IsNaN(c.ratio) && !math.IsNaN(c
 // measureCapture samples half of the requests, and sends all requests until each request router reports the cost. Each
 // request opens a new connection, so that the requests are distributed over the routers.
 func (d *demo) measureCapture(ctx context.Context, heldOut []corpus.Request) (c captured, err error) {
-	if err := d.out.step(ctx, fmt.Sprintf("%d%% of the requests sampled", sampledPercent), d.sample(ctx)); err != nil {
+	if err := d.out.Step(ctx, fmt.Sprintf("%d%% of the requests sampled", sampledPercent), d.sample(ctx)); err != nil {
 		return c, err
 	}
-	if err := d.out.step(ctx, "plan in the request routers", d.waitRouters(ctx)); err != nil {
+	if err := d.out.Step(ctx, "plan in the request routers", d.waitRouters(ctx)); err != nil {
 		return c, err
 	}
 	spread := *d
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.DisableKeepAlives = true
 	spread.client = &http.Client{Transport: transport}
-	return c, d.out.step(ctx, "cost of sampling measured", func(update func(string)) (err error) {
+	return c, d.out.Step(ctx, "cost of sampling measured", func(update func(string)) (err error) {
 		for range maxCaptureRounds {
 			if c.served, err = spread.measure(ctx, heldOut, update); err != nil {
 				return err

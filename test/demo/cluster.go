@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/test/localcluster"
+	"github.com/semmoe/operator/test/progress"
 )
 
 // cluster is the cluster in which the demo runs.
@@ -29,19 +30,19 @@ type cluster struct {
 	stop   func()
 }
 
-func startCluster(ctx context.Context, s settings, out *progress) (*cluster, error) {
+func startCluster(ctx context.Context, s settings, out *progress.Progress) (*cluster, error) {
 	binaries, err := localcluster.FindBinaries()
 	if err != nil {
 		return nil, err
 	}
 	c := &cluster{kubeconfig: s.kubeconfig, kubectl: filepath.Join(binaries, "kubectl"), stop: func() {}}
 	if s.kubeconfig != "" {
-		return c, out.step(ctx, "existing cluster answers", func(func(string)) error {
+		return c, out.Step(ctx, "existing cluster answers", func(func(string)) error {
 			_, err := c.run(ctx, nil, "version")
 			return err
 		})
 	}
-	err = out.step(ctx, "local control plane and node", func(func(string)) error {
+	err = out.Step(ctx, "local control plane and node", func(func(string)) error {
 		local, err := localcluster.Start(ctx, localcluster.Options{
 			Binaries: binaries,
 			Images:   map[string]string{s.image: filepath.Join(s.repository, "bin", "semmoe"), s.engineImage: filepath.Join(s.repository, "bin", "semmoe-refengine")},

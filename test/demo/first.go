@@ -47,19 +47,19 @@ func (d *demo) firstAct(ctx context.Context, texts texts) ([]check, error) {
 // closeLoop waits for the plan, measures the default placement, approves the plan, and measures the plan after its
 // rollout.
 func (d *demo) closeLoop(ctx context.Context, heldOut []corpus.Request, r *report) error {
-	if err := d.out.step(ctx, "model profiled", d.waitCondition(ctx, semmoev1.ConditionProfiled, d.profileProgress)); err != nil {
+	if err := d.out.Step(ctx, "model profiled", d.waitCondition(ctx, semmoev1.ConditionProfiled, d.profileProgress)); err != nil {
 		return err
 	}
-	if err := d.out.step(ctx, "plan solved", d.waitCondition(ctx, semmoev1.ConditionPlanned, nil)); err != nil {
+	if err := d.out.Step(ctx, "plan solved", d.waitCondition(ctx, semmoev1.ConditionPlanned, nil)); err != nil {
 		return err
 	}
-	if err := d.out.step(ctx, "default placement measured", func(update func(string)) (err error) {
+	if err := d.out.Step(ctx, "default placement measured", func(update func(string)) (err error) {
 		r.before, err = d.measure(ctx, heldOut, update)
 		return err
 	}); err != nil {
 		return err
 	}
-	if err := d.out.step(ctx, "plan approved", func(func(string)) (err error) {
+	if err := d.out.Step(ctx, "plan approved", func(func(string)) (err error) {
 		r.forecast, err = d.approve(ctx)
 		return err
 	}); err != nil {
@@ -84,7 +84,7 @@ func (d *demo) closeLoop(ctx context.Context, heldOut []corpus.Request, r *repor
 	}
 	r.checks = append(r.checks, checkRoundRobin(r.after, r.roundRobin)...)
 
-	if err := d.out.step(ctx, "reshuffled weights requested", func(func(string)) error { return d.reshuffle(ctx) }); err != nil {
+	if err := d.out.Step(ctx, "reshuffled weights requested", func(func(string)) error { return d.reshuffle(ctx) }); err != nil {
 		return err
 	}
 	if r.reshuffled, err = d.measurePlan(ctx, "reshuffled weights", heldOut); err != nil {
@@ -102,14 +102,14 @@ func (d *demo) closeLoop(ctx context.Context, heldOut []corpus.Request, r *repor
 
 // measurePlan waits until the plan is rolled out and loaded by the request routers, and measures it.
 func (d *demo) measurePlan(ctx context.Context, what string, heldOut []corpus.Request) (*measurement, error) {
-	if err := d.out.step(ctx, what+" rolled out", d.waitCondition(ctx, semmoev1.ConditionRolledOut, nil)); err != nil {
+	if err := d.out.Step(ctx, what+" rolled out", d.waitCondition(ctx, semmoev1.ConditionRolledOut, nil)); err != nil {
 		return nil, err
 	}
-	if err := d.out.step(ctx, "plan in the request routers", d.waitRouters(ctx)); err != nil {
+	if err := d.out.Step(ctx, "plan in the request routers", d.waitRouters(ctx)); err != nil {
 		return nil, err
 	}
 	var measured *measurement
-	return measured, d.out.step(ctx, what+" measured", func(update func(string)) (err error) {
+	return measured, d.out.Step(ctx, what+" measured", func(update func(string)) (err error) {
 		if measured, err = d.measure(ctx, heldOut, update); err != nil {
 			return err
 		}

@@ -36,7 +36,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -49,6 +48,7 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/test/localcluster"
+	"github.com/semmoe/operator/test/progress"
 )
 
 type settings struct {
@@ -131,7 +131,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	out := newProgress(os.Stdout)
+	out := progress.New(os.Stdout)
 	c, err := startCluster(ctx, s, out)
 	if err != nil {
 		return err
@@ -148,10 +148,10 @@ func run(ctx context.Context) error {
 	whole := d.ledger.checks()
 	printChecks(os.Stdout, whole)
 	checks = append(checks, whole...)
-	out.summary()
+	out.Summary()
 	failed := failed(checks)
 	if failed == 0 {
-		fmt.Printf("\nAll %d checks hold, in %.0f s.\n", len(checks), time.Since(out.start).Seconds())
+		fmt.Printf("\nAll %d checks hold, in %.0f s.\n", len(checks), time.Since(out.Start).Seconds())
 	}
 	if s.keep {
 		last.printAccess(ctx)
@@ -175,7 +175,7 @@ func (d *demo) play(ctx context.Context, texts texts) (last *demo, checks []chec
 	}
 	for i, number := range d.acts {
 		act := acts[number-1]
-		d.out.title(fmt.Sprintf("Act %d: %s", number, act.title))
+		d.out.Title(fmt.Sprintf("Act %d: %s", number, act.title))
 		last = d.act(act.deployment)
 		found, err := act.play(last, ctx, texts)
 		checks = append(checks, found...)
@@ -191,5 +191,3 @@ func (d *demo) play(ctx context.Context, texts texts) (last *demo, checks []chec
 	}
 	return last, checks, nil
 }
-
-var errInterrupted = errors.New("interrupted")

@@ -171,7 +171,7 @@ func (d *demo) measure(ctx context.Context, requests []corpus.Request, update fu
 	for _, index := range m.arrivals {
 		group.Go(func() (err error) {
 			m.replies[index], err = d.complete(sending, requests[index].Text)
-			if n := done.Add(1); d.out.terminal || n%100 == 0 {
+			if n := done.Add(1); d.out.Terminal || n%100 == 0 {
 				update(fmt.Sprintf("%d of %d", n, len(requests)))
 			}
 			return err

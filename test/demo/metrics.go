@@ -33,7 +33,7 @@ type metricsServer struct {
 
 // offerMetrics serves the metrics of all processes at an address until the context ends. The managers must be running.
 func (d *demo) offerMetrics(ctx context.Context, address string) error {
-	return d.out.step(ctx, "metrics at http://"+address+"/targets", func(func(string)) error {
+	return d.out.Step(ctx, "metrics at http://"+address+"/targets", func(func(string)) error {
 		s := &metricsServer{cluster: d.cluster, managers: map[string]string{}}
 		if err := s.mayRead(ctx); err != nil {
 			return err

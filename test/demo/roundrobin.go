@@ -17,7 +17,7 @@ const roundRobinName = "round-robin"
 func (d *demo) measureRoundRobin(ctx context.Context, heldOut []corpus.Request) (measured *measurement, err error) {
 	other := *d
 	other.routers = roundRobinName
-	if err := d.out.step(ctx, "round-robin request router started", func(func(string)) (err error) {
+	if err := d.out.Step(ctx, "round-robin request router started", func(func(string)) (err error) {
 		if err := d.routeRoundRobin(ctx); err != nil {
 			return err
 		}
@@ -26,10 +26,10 @@ func (d *demo) measureRoundRobin(ctx context.Context, heldOut []corpus.Request) 
 	}); err != nil {
 		return nil, err
 	}
-	if err := d.out.step(ctx, "plan in the round-robin router", other.waitRouters(ctx)); err != nil {
+	if err := d.out.Step(ctx, "plan in the round-robin router", other.waitRouters(ctx)); err != nil {
 		return nil, err
 	}
-	if err := d.out.step(ctx, "round-robin routing measured", func(update func(string)) (err error) {
+	if err := d.out.Step(ctx, "round-robin routing measured", func(update func(string)) (err error) {
 		measured, err = other.measure(ctx, heldOut, update)
 		return err
 	}); err != nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/test/load"
+	"github.com/semmoe/operator/test/progress"
 )
 
 const namespace = "demo"
@@ -21,7 +22,7 @@ const namespace = "demo"
 type demo struct {
 	settings
 	cluster *cluster
-	out     *progress
+	out     *progress.Progress
 	ledger  *ledger
 	client  *http.Client
 	// name is the name of the act's MoEDeployment, address the address of its Service.
@@ -46,7 +47,7 @@ func rolloutTimeout() string {
 
 // install installs the operator and the artifact store.
 func (d *demo) install(ctx context.Context) error {
-	if err := d.out.step(ctx, "kubectl apply -k config/default", func(func(string)) error {
+	if err := d.out.Step(ctx, "kubectl apply -k config/default", func(func(string)) error {
 		manifests, err := d.cluster.run(ctx, nil, "kustomize", "config/default")
 		if err != nil {
 			return err
@@ -60,7 +61,7 @@ func (d *demo) install(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	return d.out.step(ctx, "operator and store available", func(func(string)) error {
+	return d.out.Step(ctx, "operator and store available", func(func(string)) error {
 		for _, deployment := range []string{"deployment/semmoe-manager", "deployment/semmoe-store"} {
 			if _, err := d.cluster.run(ctx, nil, "rollout", "status", "-n", "semmoe-system", deployment, rolloutTimeout()); err != nil {
 				return err
@@ -73,17 +74,17 @@ func (d *demo) install(ctx context.Context) error {
 // serve applies the act's MoEDeployment from the manifest of a file in this directory, and waits until it serves
 // requests.
 func (d *demo) serve(ctx context.Context, file, manifest string) error {
-	if err := d.out.step(ctx, "kubectl apply -f "+file, func(func(string)) error {
+	if err := d.out.Step(ctx, "kubectl apply -f "+file, func(func(string)) error {
 		text := strings.NewReplacer("${NAME}", d.name, "${ENGINE_IMAGE}", d.engineImage, "${MODEL_PATH}", d.modelPath).Replace(manifest)
 		_, err := d.cluster.run(ctx, []byte(text), "apply", "-f", "-")
 		return err
 	}); err != nil {
 		return err
 	}
-	if err := d.out.step(ctx, "model in service", d.waitReady(ctx)); err != nil {
+	if err := d.out.Step(ctx, "model in service", d.waitReady(ctx)); err != nil {
 		return err
 	}
-	return d.out.step(ctx, "Service reachable", func(func(string)) (err error) {
+	return d.out.Step(ctx, "Service reachable", func(func(string)) (err error) {
 		d.address, err = d.cluster.reach(ctx, namespace, d.name, 8000)
 		return err
 	})
@@ -105,7 +106,7 @@ func (d *demo) apply(ctx context.Context, objects ...any) error {
 
 // remove deletes the act's MoEDeployment and all profiles and plans, and waits until no object of the operator is left.
 func (d *demo) remove(ctx context.Context) error {
-	return d.out.step(ctx, "objects deleted, and nothing remains", func(update func(string)) error {
+	return d.out.Step(ctx, "objects deleted, and nothing remains", func(update func(string)) error {
 		for _, what := range [][]string{{"moed", d.name}, {"aprof,pplan", "--all"}} {
 			if _, err := d.cluster.run(ctx, nil, append([]string{"delete", "-n", namespace}, what...)...); err != nil {
 				return err

@@ -97,7 +97,7 @@ func (s *shift) serveProse(ctx context.Context) error {
 		return err
 	}
 	return s.during(ctx, s.prose, func() error {
-		if err := s.out.step(ctx, "plan for prose rolled out", s.waitCondition(ctx, semmoev1.ConditionRolledOut, s.profileProgress)); err != nil {
+		if err := s.out.Step(ctx, "plan for prose rolled out", s.waitCondition(ctx, semmoev1.ConditionRolledOut, s.profileProgress)); err != nil {
 			return err
 		}
 		moed, err := s.get(ctx)
@@ -108,7 +108,7 @@ func (s *shift) serveProse(ctx context.Context) error {
 		if err := s.read(ctx, s.base, "pplan", moed.Status.Plan); err != nil {
 			return err
 		}
-		return s.out.step(ctx, "plan in the request routers", s.waitUsed(ctx, s.base))
+		return s.out.Step(ctx, "plan in the request routers", s.waitUsed(ctx, s.base))
 	})
 }
 
@@ -142,7 +142,7 @@ func (s *shift) change(ctx context.Context) (err error) {
 	}
 	s.detection = detect(calibration, samples, changed)
 	err = s.during(ctx, s.code, func() error {
-		return s.out.step(ctx, "drift reported by the operator", s.waitDrift(ctx))
+		return s.out.Step(ctx, "drift reported by the operator", s.waitDrift(ctx))
 	})
 	s.reported = time.Since(begin)
 	return err
@@ -152,7 +152,7 @@ func (s *shift) change(ctx context.Context) (err error) {
 func (s *shift) replan(ctx context.Context) error {
 	begin := time.Now()
 	if err := s.during(ctx, s.code, func() error {
-		if err := s.out.step(ctx, "plan made from sampled traffic", s.waitReplan(ctx)); err != nil {
+		if err := s.out.Step(ctx, "plan made from sampled traffic", s.waitReplan(ctx)); err != nil {
 			return err
 		}
 		return s.rolledOut(ctx, "new plan", s.again)
@@ -201,7 +201,7 @@ func (s *shift) tryBadPlan(ctx context.Context) error {
 	}
 	if err := s.during(ctx, s.code, func() error {
 		var sampling profile.Sampling
-		if err := s.out.step(ctx, "profile with scrambled experts", func(func(string)) (err error) {
+		if err := s.out.Step(ctx, "profile with scrambled experts", func(func(string)) (err error) {
 			from := &semmoev1.AffinityProfile{}
 			if err := s.read(ctx, from, "aprof", fromScratch); err != nil {
 				return err
@@ -219,7 +219,7 @@ func (s *shift) tryBadPlan(ctx context.Context) error {
 		if err := s.pin(ctx, s.bad, int32(load.Scale(badSoak).Seconds())); err != nil {
 			return err
 		}
-		return s.out.step(ctx, "bad plan taken back", s.waitRolledBack(ctx))
+		return s.out.Step(ctx, "bad plan taken back", s.waitRolledBack(ctx))
 	}); err != nil {
 		return err
 	}
@@ -232,7 +232,7 @@ func (s *shift) tryBadPlan(ctx context.Context) error {
 
 // measured runs measure as a step.
 func (s *shift) measured(ctx context.Context, what string, requests []corpus.Request) (m *measurement, err error) {
-	err = s.out.step(ctx, what, func(update func(string)) error {
+	err = s.out.Step(ctx, what, func(update func(string)) error {
 		m, err = s.measure(ctx, requests, update)
 		return err
 	})
@@ -241,10 +241,10 @@ func (s *shift) measured(ctx context.Context, what string, requests []corpus.Req
 
 // rolledOut waits until a plan is rolled out and the request routers use its tables.
 func (s *shift) rolledOut(ctx context.Context, what string, plan *semmoev1.PlacementPlan) error {
-	if err := s.out.step(ctx, what+" rolled out", s.waitInService(ctx, plan)); err != nil {
+	if err := s.out.Step(ctx, what+" rolled out", s.waitInService(ctx, plan)); err != nil {
 		return err
 	}
-	return s.out.step(ctx, "its tables in the request routers", s.waitUsed(ctx, plan))
+	return s.out.Step(ctx, "its tables in the request routers", s.waitUsed(ctx, plan))
 }
 
 // profileOf returns an AffinityProfile of code that is sampled from the running deployment.
@@ -271,7 +271,7 @@ func (s *shift) plan(ctx context.Context, what string, profile *semmoev1.Affinit
 			ExpertParallelSize: profile.Spec.Parallelism.ExpertParallelSize, Engine: profile.Spec.Engine.Type,
 		},
 	}
-	return plan, s.out.step(ctx, what+" made", func(update func(string)) error {
+	return plan, s.out.Step(ctx, what+" made", func(update func(string)) error {
 		if err := s.apply(ctx, profile, plan); err != nil {
 			return err
 		}
@@ -290,7 +290,7 @@ func (s *shift) plan(ctx context.Context, what string, profile *semmoev1.Affinit
 
 // pin sets spec.placement.planRef to the plan, and the canary time to soakSeconds.
 func (s *shift) pin(ctx context.Context, plan *semmoev1.PlacementPlan, soakSeconds int32) error {
-	return s.out.step(ctx, fmt.Sprintf("spec.placement.planRef: %s", plan.Name), func(func(string)) error {
+	return s.out.Step(ctx, fmt.Sprintf("spec.placement.planRef: %s", plan.Name), func(func(string)) error {
 		_, err := s.cluster.run(ctx, nil, "patch", "moed", "-n", namespace, s.name, "--type=merge", "-p",
 			fmt.Sprintf(`{"spec":{"placement":{"planRef":{"name":%q}},"rollout":{"soakSeconds":%d}}}`, plan.Name, soakSeconds))
 		return err

@@ -5,19 +5,9 @@ package main
 import (
 	"context"
 	"fmt"
-	"os/exec"
 	"slices"
-	"strings"
 
 	"github.com/semmoe/operator/test/corpus"
-)
-
-const (
-	// requestBytes is the approximate length of a request.
-	requestBytes = 180
-	// heldOutPercent of the documents are not profiled. The demo measures requests of these documents.
-	heldOutPercent = 50
-	splitSeed      = 1
 )
 
 // texts holds the prompts and requests that the demo sends.
@@ -33,17 +23,8 @@ func readTexts(ctx context.Context, goldenFile string) (t texts, err error) {
 	if t.golden, err = loadGolden(goldenFile); err != nil {
 		return t, err
 	}
-	root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
-	if err != nil {
-		return t, fmt.Errorf("go env GOROOT: %w", err)
-	}
-	fromGo, err := corpus.FromGo(strings.TrimSpace(string(root)))
-	if err != nil {
-		return t, err
-	}
-	known, unknown := corpus.Split(append(corpus.Written(), fromGo...), heldOutPercent, splitSeed)
-	t.train, t.heldOut = corpus.Requests(known, requestBytes), corpus.Requests(unknown, requestBytes)
-	return t, nil
+	t.train, t.heldOut, err = corpus.Halves(ctx)
+	return t, err
 }
 
 // prose lists the natural-language kinds of text in the corpus. All other kinds are program code and data formats.
@@ -60,7 +41,7 @@ func (d *demo) applyDataset(ctx context.Context, name string, requests []corpus.
 	if err != nil {
 		return err
 	}
-	return d.out.step(ctx, fmt.Sprintf("data set of %d requests", len(requests)), func(func(string)) error {
+	return d.out.Step(ctx, fmt.Sprintf("data set of %d requests", len(requests)), func(func(string)) error {
 		return d.apply(ctx, map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": namespace}}, map[string]any{
 			"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"namespace": namespace, "name": name}, "data": map[string]string{"dataset.jsonl": string(lines)},
 		})

@@ -21,6 +21,7 @@ import (
 
 	"github.com/semmoe/operator/internal/artifact/storetest"
 	"github.com/semmoe/operator/test/localcluster"
+	"github.com/semmoe/operator/test/processes"
 )
 
 // nodeName is the name of the Node object to which all pods are bound. Services do not include the addresses of unbound
@@ -31,7 +32,7 @@ const nodeName = "nowhere"
 type Cluster struct {
 	*storetest.Environment
 	dir               string
-	controllerManager *Process
+	controllerManager *processes.Process
 }
 
 // Start starts a control plane; Stop ends it. Start is slow: call it once, from TestMain.
@@ -67,7 +68,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := writeKubeconfig(c.Kubeconfig(), c.Config); err != nil {
 		return err
 	}
-	c.controllerManager, err = Spawn(filepath.Join(c.dir, "kube-controller-manager.log"), nil,
+	c.controllerManager, err = processes.Spawn(filepath.Join(c.dir, "kube-controller-manager.log"), nil,
 		filepath.Join(binaries, "kube-controller-manager"),
 		"--kubeconfig="+c.Kubeconfig(), "--leader-elect=false", "--secure-port=0",
 		// No kubelet reports that the node is ready, so the controllers that evict pods are disabled.
@@ -93,7 +94,7 @@ func (c *Cluster) NewNamespace(ctx context.Context, name string) error {
 func (c *Cluster) Kubeconfig() string { return filepath.Join(c.dir, "kubeconfig") }
 
 // ControllerManager returns the process of kube-controller-manager.
-func (c *Cluster) ControllerManager() *Process { return c.controllerManager }
+func (c *Cluster) ControllerManager() *processes.Process { return c.controllerManager }
 
 // Stop ends the control plane.
 func (c *Cluster) Stop() error {

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/test/nodeless"
+	"github.com/semmoe/operator/test/processes"
 	"github.com/semmoe/operator/test/tier"
 )
 
@@ -178,7 +178,7 @@ func (w *world) checkSteady(t *testing.T, n int, quiet time.Duration) {
 	}
 }
 
-func (w *world) usage(t *testing.T) nodeless.Usage {
+func (w *world) usage(t *testing.T) processes.Usage {
 	t.Helper()
 	usage, err := w.manager.Usage()
 	if err != nil {
@@ -189,7 +189,7 @@ func (w *world) usage(t *testing.T) nodeless.Usage {
 
 // usedSince describes the resource usage of the manager since begin, and the total CPU time of kube-controller-manager,
 // the other client of the API server.
-func (w *world) usedSince(t *testing.T, before nodeless.Usage, begin time.Time) string {
+func (w *world) usedSince(t *testing.T, before processes.Usage, begin time.Time) string {
 	t.Helper()
 	after, elapsed := w.usage(t), time.Since(begin).Seconds()
 	other, err := w.cluster.ControllerManager().Usage()

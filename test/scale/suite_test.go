@@ -24,6 +24,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/test/nodeless"
+	"github.com/semmoe/operator/test/processes"
 	"github.com/semmoe/operator/test/programs"
 	"github.com/semmoe/operator/test/tier"
 )
@@ -39,7 +40,7 @@ var deployments = flag.Int("deployments", 500, "number of MoEDeployments")
 type world struct {
 	cluster        *nodeless.Cluster
 	api            client.Client
-	manager        *nodeless.Process
+	manager        *processes.Process
 	metricsAddress string
 	token          string
 }
@@ -101,7 +102,7 @@ func (w *world) startManager(t *testing.T, proxy string, args ...string) {
 	args = append([]string{"manager", "--image=semmoe:dev", "--metrics-bind-address=" + w.metricsAddress, "--health-probe-bind-address=0"}, args...)
 	semmoe, err := programs.Built("semmoe")
 	tier.Require(t, err)
-	w.manager, err = nodeless.Spawn(log, []string{"KUBECONFIG=" + w.cluster.Kubeconfig(), "HTTP_PROXY=" + proxy, "HTTPS_PROXY=" + proxy, "NO_PROXY=127.0.0.1"}, semmoe, args...)
+	w.manager, err = processes.Spawn(log, []string{"KUBECONFIG=" + w.cluster.Kubeconfig(), "HTTP_PROXY=" + proxy, "HTTPS_PROXY=" + proxy, "NO_PROXY=127.0.0.1"}, semmoe, args...)
 	if err != nil {
 		t.Fatal(err)
 	}

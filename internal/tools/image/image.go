@@ -32,13 +32,15 @@ type Options struct {
 	Name string
 	// Program is the file name of the entrypoint. The program is stored as /<Program>.
 	Program string
-	// Binary is the content of the program, a static ELF executable for Linux. It determines the architecture of the
-	// image.
-	Binary []byte
+	// Binaries are the contents of the program, static ELF executables for Linux, one for each architecture.
+	Binaries [][]byte
+	// Labels are the labels of the image and the annotations of its manifests, such as its version.
+	Labels map[string]string
 }
 
-// Build writes an image to w as the tar of an OCI layout. It returns the digest of the manifest ("sha256:<hex>"), which
-// registries and nodes use as the identity of the image. An error reports an invalid option or comes from w.
+// Build writes an image to w as the tar of an OCI layout. With several binaries, the image is an index of an image for
+// each architecture. Build returns the digest of the manifest or the index ("sha256:<hex>"), which registries and nodes
+// use as the identity of the image. An error reports an invalid option or comes from w.
 func Build(w io.Writer, options Options) (string, error) {
 	name, tag, err := parseReference(options.Name)
 	if err != nil {
@@ -47,9 +49,55 @@ func Build(w io.Writer, options Options) (string, error) {
 	if err := validateProgram(options.Program); err != nil {
 		return "", err
 	}
-	architecture, err := staticArchitecture(options.Binary)
+	if len(options.Binaries) == 0 {
+		return "", fmt.Errorf("program %s: no binary", options.Program)
+	}
+	var blobs []file
+	var manifests []descriptor
+	for _, binary := range options.Binaries {
+		manifest, parts, err := build(&options, binary)
+		if err != nil {
+			return "", err
+		}
+		if slices.ContainsFunc(manifests, func(d descriptor) bool { return *d.Platform == *manifest.Platform }) {
+			return "", fmt.Errorf("program %s: two binaries for %s", options.Program, manifest.Platform.Architecture)
+		}
+		manifests, blobs = append(manifests, manifest), append(blobs, parts...)
+	}
+	root := manifests[0]
+	if len(manifests) > 1 {
+		architectures, err := json.Marshal(index{SchemaVersion: 2, MediaType: mediaTypeIndex, Manifests: manifests, Annotations: options.Labels})
+		if err != nil {
+			return "", err
+		}
+		root, blobs = describe(mediaTypeIndex, architectures), append(blobs, blob(architectures))
+	}
+	root.Annotations = map[string]string{
+		"io.containerd.image.name":          name, // containerd and docker
+		"org.opencontainers.image.ref.name": tag,  // podman and the specification
+	}
+	top, err := json.Marshal(index{SchemaVersion: 2, MediaType: mediaTypeIndex, Manifests: []descriptor{root}})
 	if err != nil {
-		return "", fmt.Errorf("program %s: %w", options.Program, err)
+		return "", err
+	}
+	layout, err := archive(append([]file{
+		{path: "oci-layout", mode: 0o644, data: []byte(`{"imageLayoutVersion":"1.0.0"}`)},
+		{path: "index.json", mode: 0o644, data: top},
+	}, blobs...))
+	if err != nil {
+		return "", err
+	}
+	if _, err := w.Write(layout); err != nil {
+		return "", err
+	}
+	return root.Digest, nil
+}
+
+// build returns the manifest and the blobs of the image for the architecture of a binary.
+func build(options *Options, binary []byte) (descriptor, []file, error) {
+	architecture, err := staticArchitecture(binary)
+	if err != nil {
+		return descriptor{}, nil, fmt.Errorf("program %s: %w", options.Program, err)
 	}
 	layer, err := archive([]file{
 		{path: "etc/", mode: 0o755},
@@ -58,54 +106,36 @@ func Build(w io.Writer, options Options) (string, error) {
 		{path: "etc/ssl/", mode: 0o755},
 		{path: "etc/ssl/certs/", mode: 0o755},
 		{path: authoritiesPath, mode: 0o644, data: authorities()},
-		{path: options.Program, mode: 0o755, data: options.Binary},
+		{path: options.Program, mode: 0o755, data: binary},
 		{path: "tmp/", mode: 0o1777},
 	})
 	if err != nil {
-		return "", err
+		return descriptor{}, nil, err
 	}
 	platform := platform{Architecture: architecture, OS: "linux"}
 	config, err := json.Marshal(config{
 		platform: platform,
 		Config: runtimeConfig{
-			User: User, Env: []string{"PATH=/"}, Entrypoint: []string{"/" + options.Program}, WorkingDir: "/",
+			User: User, Env: []string{"PATH=/"}, Entrypoint: []string{"/" + options.Program}, WorkingDir: "/", Labels: options.Labels,
 		},
 		RootFS: rootFS{Type: "layers", DiffIDs: []string{digest(layer)}},
 	})
 	if err != nil {
-		return "", err
+		return descriptor{}, nil, err
 	}
 	manifest, err := json.Marshal(manifest{
 		SchemaVersion: 2,
 		MediaType:     mediaTypeManifest,
 		Config:        describe(mediaTypeConfig, config),
 		Layers:        []descriptor{describe(mediaTypeLayer, layer)},
+		Annotations:   options.Labels,
 	})
 	if err != nil {
-		return "", err
+		return descriptor{}, nil, err
 	}
 	root := describe(mediaTypeManifest, manifest)
 	root.Platform = &platform
-	root.Annotations = map[string]string{
-		"io.containerd.image.name":          name, // containerd and docker
-		"org.opencontainers.image.ref.name": tag,  // podman and the specification
-	}
-	index, err := json.Marshal(index{SchemaVersion: 2, MediaType: mediaTypeIndex, Manifests: []descriptor{root}})
-	if err != nil {
-		return "", err
-	}
-	layout, err := archive([]file{
-		{path: "oci-layout", mode: 0o644, data: []byte(`{"imageLayoutVersion":"1.0.0"}`)},
-		{path: "index.json", mode: 0o644, data: index},
-		blob(config), blob(manifest), blob(layer),
-	})
-	if err != nil {
-		return "", err
-	}
-	if _, err := w.Write(layout); err != nil {
-		return "", err
-	}
-	return root.Digest, nil
+	return root, []file{blob(config), blob(manifest), blob(layer)}, nil
 }
 
 // validateProgram rejects program names that would replace another file of the image.
@@ -194,6 +224,8 @@ type runtimeConfig struct {
 	Env        []string `json:"Env"`
 	Entrypoint []string `json:"Entrypoint"`
 	WorkingDir string   `json:"WorkingDir"`
+
+	Labels map[string]string `json:"Labels,omitempty"`
 }
 
 type rootFS struct {
@@ -214,10 +246,14 @@ type manifest struct {
 	MediaType     string       `json:"mediaType"`
 	Config        descriptor   `json:"config"`
 	Layers        []descriptor `json:"layers"`
+
+	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
 type index struct {
 	SchemaVersion int          `json:"schemaVersion"`
 	MediaType     string       `json:"mediaType"`
 	Manifests     []descriptor `json:"manifests"`
+
+	Annotations map[string]string `json:"annotations,omitempty"`
 }

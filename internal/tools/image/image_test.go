@@ -76,7 +76,7 @@ func TestBuildWritesAValidLayout(t *testing.T) {
 		t.Run(architecture, func(t *testing.T) {
 			content := program(t, machine, elf.PT_LOAD)
 			var layout bytes.Buffer
-			got, err := Build(&layout, Options{Name: "semmoe:dev", Program: "semmoe", Binary: content})
+			got, err := Build(&layout, Options{Name: "semmoe:dev", Program: "semmoe", Binaries: [][]byte{content}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -149,7 +149,7 @@ func TestBuildWritesAValidLayout(t *testing.T) {
 }
 
 func TestBuildIsReproducible(t *testing.T) {
-	options := Options{Name: "semmoe:dev", Program: "semmoe", Binary: program(t, elf.EM_X86_64, elf.PT_LOAD)}
+	options := Options{Name: "semmoe:dev", Program: "semmoe", Binaries: [][]byte{program(t, elf.EM_X86_64, elf.PT_LOAD)}}
 	var first, second bytes.Buffer
 	firstDigest, err := Build(&first, options)
 	if err != nil {
@@ -162,7 +162,7 @@ func TestBuildIsReproducible(t *testing.T) {
 	if firstDigest != secondDigest || !bytes.Equal(first.Bytes(), second.Bytes()) {
 		t.Errorf("two builds differ: %s and %s", firstDigest, secondDigest)
 	}
-	options.Binary[len(options.Binary)-1]++
+	options.Binaries[0][len(options.Binaries[0])-1]++
 	changedDigest, err := Build(io.Discard, options)
 	if err != nil {
 		t.Fatal(err)
@@ -173,23 +173,26 @@ func TestBuildIsReproducible(t *testing.T) {
 }
 
 func TestBuildRejectsInvalidOptions(t *testing.T) {
+	of := func(name, program string, binary []byte) Options {
+		return Options{Name: name, Program: program, Binaries: [][]byte{binary}}
+	}
 	static := program(t, elf.EM_X86_64, elf.PT_LOAD)
 	tests := map[string]struct {
 		options Options
 		want    string
 	}{
-		"no tag":          {Options{"semmoe", "semmoe", static}, `image name "semmoe": it has no tag`},
-		"port, no tag":    {Options{"localhost:5000/semmoe", "semmoe", static}, "it has no tag"},
-		"empty tag":       {Options{"semmoe:", "semmoe", static}, `tag "" must be`},
-		"upper case":      {Options{"SemMoE:dev", "semmoe", static}, `repository "library/SemMoE" must be`},
-		"no program":      {Options{"semmoe:dev", "", static}, `program name "": must be a file name`},
-		"directory":       {Options{"semmoe:dev", "bin/semmoe", static}, `program name "bin/semmoe"`},
-		"parent":          {Options{"semmoe:dev", "..", static}, `program name ".."`},
-		"another file":    {Options{"semmoe:dev", "etc", static}, "neither etc nor tmp"},
-		"not ELF":         {Options{"semmoe:dev", "semmoe", []byte("#!/bin/sh\n")}, "program semmoe: not an ELF executable"},
-		"empty":           {Options{"semmoe:dev", "semmoe", nil}, "not an ELF executable"},
-		"dynamic":         {Options{"semmoe:dev", "semmoe", program(t, elf.EM_X86_64, elf.PT_INTERP)}, "CGO_ENABLED=0"},
-		"another machine": {Options{"semmoe:dev", "semmoe", program(t, elf.EM_S390, elf.PT_LOAD)}, "EM_S390: want amd64 or arm64"},
+		"no tag":          {of("semmoe", "semmoe", static), `image name "semmoe": it has no tag`},
+		"port, no tag":    {of("localhost:5000/semmoe", "semmoe", static), "it has no tag"},
+		"empty tag":       {of("semmoe:", "semmoe", static), `tag "" must be`},
+		"upper case":      {of("SemMoE:dev", "semmoe", static), `repository "library/SemMoE" must be`},
+		"no program":      {of("semmoe:dev", "", static), `program name "": must be a file name`},
+		"directory":       {of("semmoe:dev", "bin/semmoe", static), `program name "bin/semmoe"`},
+		"parent":          {of("semmoe:dev", "..", static), `program name ".."`},
+		"another file":    {of("semmoe:dev", "etc", static), "neither etc nor tmp"},
+		"not ELF":         {of("semmoe:dev", "semmoe", []byte("#!/bin/sh\n")), "program semmoe: not an ELF executable"},
+		"empty":           {of("semmoe:dev", "semmoe", nil), "not an ELF executable"},
+		"dynamic":         {of("semmoe:dev", "semmoe", program(t, elf.EM_X86_64, elf.PT_INTERP)), "CGO_ENABLED=0"},
+		"another machine": {of("semmoe:dev", "semmoe", program(t, elf.EM_S390, elf.PT_LOAD)), "EM_S390: want amd64 or arm64"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -242,4 +245,45 @@ func FuzzParseReference(f *testing.F) {
 			t.Errorf("%q becomes %q, and that %q (%v)", name, full, again, err)
 		}
 	})
+}
+
+// TestBuildForSeveralArchitectures verifies the index of an image for two architectures, and that each of them has its
+// own program.
+func TestBuildForSeveralArchitectures(t *testing.T) {
+	programs := map[string][]byte{"amd64": program(t, elf.EM_X86_64, elf.PT_LOAD), "arm64": program(t, elf.EM_AARCH64, elf.PT_LOAD)}
+	labels := map[string]string{"org.opencontainers.image.version": "v1.2.3"}
+	options := Options{Name: "registry.example/semmoe:v1.2.3", Program: "semmoe", Binaries: [][]byte{programs["amd64"], programs["arm64"]}, Labels: labels}
+	var layout bytes.Buffer
+	got, err := Build(&layout, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, files, _ := untar(t, layout.Bytes())
+	follow := func(d descriptor) []byte { return files["blobs/sha256/"+strings.TrimPrefix(d.Digest, "sha256:")] }
+	root := unmarshal[index](t, files["index.json"]).Manifests
+	if len(root) != 1 || root[0].Digest != got || root[0].MediaType != mediaTypeIndex || root[0].Annotations["org.opencontainers.image.ref.name"] != "v1.2.3" {
+		t.Fatalf("%+v, want one index %s", root, got)
+	}
+	architectures := unmarshal[index](t, follow(root[0]))
+	if len(architectures.Manifests) != 2 || !cmp.Equal(architectures.Annotations, labels) {
+		t.Fatalf("%+v, want an image for each of two architectures", architectures)
+	}
+	for _, d := range architectures.Manifests {
+		m := unmarshal[manifest](t, follow(d))
+		c := unmarshal[config](t, follow(m.Config))
+		if c.platform != *d.Platform || !cmp.Equal(c.Config.Labels, labels) {
+			t.Errorf("config %+v of the platform %+v", c, d.Platform)
+		}
+		if _, contents, _ := untar(t, follow(m.Layers[0])); !bytes.Equal(contents["semmoe"], programs[c.Architecture]) {
+			t.Errorf("%s: another program", c.Architecture)
+		}
+	}
+	options.Binaries[1] = options.Binaries[0]
+	if _, err := Build(io.Discard, options); err == nil || !strings.Contains(err.Error(), "two binaries for amd64") {
+		t.Errorf("the same architecture twice: error %v", err)
+	}
+	options.Binaries = nil
+	if _, err := Build(io.Discard, options); err == nil {
+		t.Error("no binary: want an error")
+	}
 }

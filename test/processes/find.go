@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package processes finds processes of this machine, for tests that kill or limit one process. It ensures that a test
-// never affects a similar process of another cluster.
+// Package processes starts programs that end with the process that started them. It also finds processes of this
+// machine, for tests that kill or limit one process, so that a test never affects a similar process of another cluster.
 package processes
 
 import (

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package nodeless
+package processes
 
 import (
 	"bytes"
@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// Process is a child process that runs until Stop or until the test process ends in any way.
+// Process is a child process that runs until Stop or until the process that started it ends in any way.
 type Process struct {
 	log   string
 	cmd   *exec.Cmd

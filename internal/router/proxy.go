@@ -151,7 +151,7 @@ func authenticated(next http.Handler, options *ProxyOptions, m *metrics, fail fu
 			return
 		}
 		m.clients.WithLabelValues(name).Inc()
-		telemetry.Of(r.Context()).Identify(name)
+		telemetry.Of(r.Context()).Authenticate(name)
 		release, err := options.ClientLimits.Admit(name)
 		if limit := (*clientauth.LimitError)(nil); errors.As(err, &limit) {
 			m.limited.WithLabelValues(name, limit.Reason).Inc()

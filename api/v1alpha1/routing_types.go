@@ -42,6 +42,9 @@ const (
 // +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.passThrough)",message="passThrough needs mode Router or EndpointPicker: with None there is no request router",fieldPath=".passThrough"
 // +kubebuilder:validation:XValidation:rule="!has(self.tls) || self.mode == 'Router'",message="tls needs mode Router: in the other modes no client connects to a request router",fieldPath=".tls"
 // +kubebuilder:validation:XValidation:rule="!has(self.auth) || self.mode == 'Router'",message="auth needs mode Router: in the other modes no client connects to a request router",fieldPath=".auth"
+// +kubebuilder:validation:XValidation:rule="!has(self.queue) || self.mode == 'Router' && has(self.pendingLimitPerRank)",message="queue needs mode Router and pendingLimitPerRank: requests wait in a request router while all ranks are at that limit",fieldPath=".queue"
+// +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.circuitBreaker)",message="circuitBreaker needs mode Router or EndpointPicker: with None there is no request router",fieldPath=".circuitBreaker"
+// +kubebuilder:validation:XValidation:rule="self.mode == 'Router' || !has(self.maxAttempts)",message="maxAttempts needs mode Router: in the other modes no request router sends a request",fieldPath=".maxAttempts"
 type RoutingSpec struct {
 	// mode is Router, EndpointPicker or None. Default Router. With Router clients connect to the operator's request
 	// router. With EndpointPicker a Gateway asks the request router for the rank of each request, through an
@@ -76,6 +79,24 @@ type RoutingSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000000
 	PendingLimitPerRank *int32 `json:"pendingLimitPerRank,omitempty"`
+
+	// queue makes requests wait in a request router while all ranks are at pendingLimitPerRank. Default: they are
+	// rejected with status 429. It requires mode Router.
+	// +optional
+	Queue *RoutingQueue `json:"queue,omitempty"`
+
+	// circuitBreaker configures when a failing engine pod gets no requests. Default: after two consecutive 5xx
+	// responses, a 503 or a broken connection, for one to eight seconds.
+	// +optional
+	CircuitBreaker *RoutingCircuitBreaker `json:"circuitBreaker,omitempty"`
+
+	// maxAttempts is the maximum number of pods that receive a request if each of them breaks the connection before its
+	// response. 1 sends no request again that a pod may have received. Pods that cannot be reached or answer 503 do not
+	// count: other pods are tried. Default 3. It requires mode Router.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	MaxAttempts *int32 `json:"maxAttempts,omitempty"`
 
 	// holdMilliseconds is the maximum time that a request waits in a request router for the rank with its experts,
 	// while that rank has received more than its share of the last 128 requests. Default: requests do not wait. Waiting
@@ -136,6 +157,70 @@ type RoutingSpec struct {
 	// served. It requires mode Router.
 	// +optional
 	Auth *RoutingAuth `json:"auth,omitempty"`
+}
+
+// RoutingQueue configures the queue of a request router. Requests of a higher priority are first; requests of one
+// priority are served with equal shares of work for the clients of spec.routing.auth.
+type RoutingQueue struct {
+	// size is the maximum number of waiting requests at each request router. In a full queue, the last request in the
+	// order is rejected with status 429.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=10000
+	Size int32 `json:"size"`
+
+	// timeoutSeconds is the maximum time that a request waits; then it is rejected with status 429. Default 30.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=600
+	TimeoutSeconds *int32 `json:"timeoutSeconds,omitempty"`
+
+	// maxPriority is the highest priority that a client can request with the header X-Semmoe-Priority (-100 to 100).
+	// Default 0: clients can only lower the priority of their requests.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100
+	MaxPriority *int32 `json:"maxPriority,omitempty"`
+}
+
+// RoutingCircuitBreaker configures the ejection of engine pods. An ejected pod gets no request while other pods can take
+// it.
+//
+// +kubebuilder:validation:XValidation:rule="(has(self.ejectionSeconds) ? self.ejectionSeconds : 1) <= (has(self.maxEjectionSeconds) ? self.maxEjectionSeconds : 8)",message="ejectionSeconds (default 1) must be at most maxEjectionSeconds (default 8)",fieldPath=".ejectionSeconds"
+type RoutingCircuitBreaker struct {
+	// consecutiveFailures is the number of consecutive responses with a 5xx status other than 503 that eject a pod.
+	// Default 2.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	ConsecutiveFailures *int32 `json:"consecutiveFailures,omitempty"`
+
+	// failurePercent ejects a pod that fails this percentage of at least 20 requests in 10 seconds: broken connections
+	// and responses with a 5xx status, 503 included. Default: the percentage is not limited.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	FailurePercent *int32 `json:"failurePercent,omitempty"`
+
+	// ejectionSeconds is the time of the first ejection. It doubles with each further ejection in a row. Default 1.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=3600
+	EjectionSeconds *int32 `json:"ejectionSeconds,omitempty"`
+
+	// maxEjectionSeconds is the maximum time of an ejection. Default 8. A failing canary needs requests for its
+	// evaluation: a long ejection delays its rollback.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=3600
+	MaxEjectionSeconds *int32 `json:"maxEjectionSeconds,omitempty"`
+
+	// halfOpenRequests is the maximum number of concurrent requests to a pod after an ejection, until the pod serves
+	// one of them. Default: no limit.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	HalfOpenRequests *int32 `json:"halfOpenRequests,omitempty"`
 }
 
 // RoutingTLS configures TLS between clients and request routers. Renewed Secrets need no restart.

@@ -40,12 +40,13 @@ type routerFlags struct {
 	options                                       router.Options
 	engine, liveSamples, policy, weights, planDir string
 	// backends lists engines without Kubernetes. ranks applies to those that are URLs.
-	backends  string
-	ranks     int
-	gateway   gatewayFlags
-	security  securityFlags
-	telemetry telemetryFlags
-	logLevel  int
+	backends   string
+	ranks      int
+	gateway    gatewayFlags
+	security   securityFlags
+	telemetry  telemetryFlags
+	resilience resilienceFlags
+	logLevel   int
 }
 
 func newRouterCommand() *cobra.Command {
@@ -106,6 +107,7 @@ func (f *routerFlags) add(command *cobra.Command) {
 	f.gateway.add(command)
 	f.security.add(command)
 	f.telemetry.add(command)
+	f.resilience.add(command)
 }
 
 // maxBodyBytesLimit is the maximum of --max-body-bytes, far above the size of a request of any model.
@@ -140,7 +142,7 @@ func (f *routerFlags) complete(command *cobra.Command) (err error) {
 	if o.EndpointPicker, err = f.gateway.options(); err != nil {
 		return err
 	}
-	if err := errors.Join(f.security.complete(o, &f.gateway), f.telemetry.complete(o)); err != nil {
+	if err := errors.Join(f.security.complete(o, &f.gateway), f.telemetry.complete(o), f.resilience.complete(command, o)); err != nil {
 		return err
 	}
 	if o.EndpointPicker != nil && o.Pool.Hold != 0 {
@@ -153,7 +155,7 @@ func (f *routerFlags) complete(command *cobra.Command) (err error) {
 		return fmt.Errorf("--weights: %w", err)
 	}
 	o.ManagerAuthority = []byte(os.Getenv(managerauth.AuthorityVariable))
-	return nil
+	return o.Pool.Validate()
 }
 
 // podFlags are the flags that apply to pods only.

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -31,9 +30,6 @@ func (f *telemetryFlags) add(command *cobra.Command) {
 
 // complete sets the options of a router.
 func (f *telemetryFlags) complete(o *router.Options) (err error) {
-	if o.EndpointPicker != nil && (f.endpoint != "" || f.logPercent != 0) {
-		return errors.New("--otlp-endpoint and --access-log-percent cannot be combined with --endpoint-picker: the gateway traces and logs the requests")
-	}
 	for name, percent := range map[string]int{"trace-percent": f.tracePercent, "access-log-percent": f.logPercent} {
 		if percent < 0 || percent > 100 {
 			return fmt.Errorf("--%s is %d: want 0 to 100", name, percent)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/observation/lar"
+	"github.com/semmoe/operator/internal/router/breaker"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
 )
@@ -172,8 +173,8 @@ func TestFailingPodAttractsNoRequests(t *testing.T) {
 					failed++
 				}
 			}
-			if failed > failuresToEject {
-				t.Errorf("%d of %d requests failed, want %d at most", failed, requests, failuresToEject)
+			if most := breaker.Default().ConsecutiveFailures; failed > most {
+				t.Errorf("%d of %d requests failed, want %d at most", failed, requests, most)
 			}
 			// A failing pod gets the requests if it is the only one.
 			pool.Set(pods[:1])

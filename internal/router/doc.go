@@ -8,7 +8,7 @@
 //	read      request_reader.go     properties of the request, from one scan of its body
 //	score     forecast.go           tokens, expected local share by rank, hashes of the prefixes
 //	queue     wait_queue.go         wait for the rank of the experts, if the policy allows it
-//	reserve   reservation.go        a rank of a pod, chosen by rank_selection.go, as a lease
+//	reserve   reservation.go        a rank of a pod, chosen by rank_selection.go, as a lease; place_queue.go waits for one
 //	sample    sampler.go            request for the routed experts, within a memory budget
 //	send      engine_request.go     the body for the reserved rank
 //	record    outcome.go            load, failures and times
@@ -21,7 +21,7 @@
 // Package discovery lists the engine pods and package plans loads the tables of each plan, into the pool of backends.
 // The other subpackages: wire parses and edits request and response bodies, client handles client connections, exchange
 // the connections to engines, tokenize asks engines for token ids, livesamples stores the tokens of sampled requests,
-// waitqueue queues requests that wait for a rank, clientauth checks the API keys of clients, tlsfiles provides TLS
+// waitqueue queues requests that wait for a rank, breaker decides when failing backends get no requests, clientauth checks the API keys of clients, tlsfiles provides TLS
 // configurations, telemetry records single requests, balance measures the load balance of the ranks, reports exports
 // observations as metrics, and managerauth authenticates the managers that read observations.
 //
@@ -36,6 +36,8 @@
 //   - A request is retried on another pod only while no part of a response has reached the client.
 //   - A request counts once in the prices and occupies one rank at a time, however often it is sent. Its place is always
 //     released.
+//   - A request waits for a place only in a queue of bounded size and for a bounded time. While a request waits that could
+//     take a free place, no request that is after it in the order takes one.
 //   - Clients cannot choose a rank: rank headers and the rank members of bodies are dropped.
 //   - A rank is reported to clients, and counted, only if the engine was observed to read the rank on the route and no
 //     response has contradicted it.

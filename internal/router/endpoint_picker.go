@@ -3,11 +3,13 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strconv"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	"github.com/semmoe/operator/internal/router/client"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/picker"
+	"github.com/semmoe/operator/internal/router/telemetry"
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
@@ -25,6 +28,7 @@ type endpointPicker struct {
 	// routes are the routes of the service, with those of passThrough.
 	routes      client.Routes
 	passThrough []string
+	recorder    *telemetry.Recorder
 	// fallbacks is the number of endpoints that a gateway gets in addition to the chosen one.
 	fallbacks int
 }
@@ -34,7 +38,7 @@ type endpointPicker struct {
 // up earlier and may have another pool.
 func NewEndpointPicker(pool *Pool, registry prometheus.Registerer, options ProxyOptions, fallbacks int) (picker.Picker, *Observations) {
 	s := newStages(pool, registry, options)
-	return &endpointPicker{stages: s, routes: newRoutes(options.PassThrough), passThrough: options.PassThrough, fallbacks: fallbacks}, s.observations
+	return &endpointPicker{stages: s, routes: newRoutes(options.PassThrough), passThrough: options.PassThrough, recorder: options.Recorder, fallbacks: fallbacks}, s.observations
 }
 
 // Count counts an answer by its status code.
@@ -44,6 +48,16 @@ func (e *endpointPicker) Count(code int) {
 
 // Pick reserves a rank for a request.
 func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.Exchange, error) {
+	record := e.recorder.Begin(ctx, in.Header, in.Method, in.Arrived)
+	picked, err := e.pick(ctx, in, record)
+	if err != nil {
+		e.recorder.End(record, picker.StatusOf(err))
+		return nil, err
+	}
+	return picked, nil
+}
+
+func (e *endpointPicker) pick(ctx context.Context, in *picker.Request, record *telemetry.Record) (*pickedRank, error) {
 	target, ok := e.routes.In(in.Method, in.Path)
 	if !ok {
 		return nil, fmt.Errorf("%w: %s %s is not a route of this service", picker.ErrNoRoute, in.Method, in.Path)
@@ -52,12 +66,16 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	if id == "" {
 		id = rand.Text()
 	}
+	if record != nil {
+		record.Identify(id, e.routes.Pattern(&http.Request{Method: in.Method, URL: &url.URL{Path: target}}))
+	}
 	body := wire.ParseBody(in.Body)
 	edited, err := dropRank(in, &body)
 	if err != nil {
 		return nil, err
 	}
 	r := e.stages.reader.read(ctx, apiOf(in.Method, target, e.passThrough), id, in.Header, body)
+	r.recordBody(record, body)
 	r.writable = r.writable && !in.BodyFixed
 	if holder := r.eligible; in.Subset != nil {
 		r.eligible = func(endpoint string) bool { return in.Subset.Contains(endpoint) && (holder == nil || holder(endpoint)) }
@@ -70,7 +88,7 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 		lease.Release()
 		return nil, errBodyUnseen
 	}
-	p := &pickedRank{stages: e.stages, request: r, lease: lease, arrived: in.Arrived}
+	p := &pickedRank{stages: e.stages, request: r, lease: lease, recorder: e.recorder, arrived: in.Arrived}
 	// The router does not request experts that it cannot remove from the response.
 	if p.changes = !in.BodyFixed && !in.ResponseFixed; p.changes {
 		p.capture = e.stages.sampler.requestExperts(r, lease)
@@ -148,6 +166,10 @@ type pickedRank struct {
 	changes       bool
 	capture       capture
 	arrived, sent time.Time
+	// recorder gets the record of the request at its end, with the status of the response; 499 if there is none.
+	recorder *telemetry.Recorder
+	status   int
+	ended    bool
 	// body is the response body until it has ended; nil before the response.
 	body *servedBody
 }
@@ -159,19 +181,30 @@ func (p *pickedRank) Release() {
 		p.body.end(nil)
 	}
 	p.lease.Release()
+	if !p.ended {
+		p.ended = true
+		p.recorder.End(p.request.record, cmp.Or(p.status, statusClientClosed))
+	}
 }
+
+// statusClientClosed is the status of a request without a response, in logs.
+const statusClientClosed = 499
 
 // ModifyResponse records the request for the rank that served it, and processes the response like the proxy.
 func (p *pickedRank) ModifyResponse(served string, response *http.Response) error {
-	p.stages.metrics.firstByte.Observe(time.Since(p.arrived).Seconds())
+	header := time.Since(p.arrived)
+	p.stages.metrics.firstByte.Observe(header.Seconds())
+	p.status = response.StatusCode
 	p.decision.Body = nil // the gateway has received it
 	p.capture = p.stages.sampler.limitResponse(response, p.lease, p.capture)
 	p.request.answered(p.capture)
 	if served != "" && served != p.lease.endpoint() {
 		p.stages.metrics.retries.WithLabelValues(retryFallback).Inc()
 		p.stages.recorder.recordFailure(p.request, p.lease)
+		p.request.record.Retry()
 		p.lease.move(served)
 	}
+	p.request.recordPlace(p.lease, header)
 	if response.StatusCode < http.StatusInternalServerError { // the gateway itself may have sent a 5xx
 		p.lease.markAnswering()
 	}
@@ -188,6 +221,7 @@ func (p *pickedRank) ModifyResponse(served string, response *http.Response) erro
 		p.stages.sampler.countEligible(response, p.request, p.lease, p.capture, p.sent)
 	}
 	if err := p.stages.rewriter.rewrite(response, p.request, p.lease, p.capture); err != nil {
+		p.status = http.StatusBadGateway
 		return fmt.Errorf("failed to read the engine's response: %w", err)
 	}
 	return nil

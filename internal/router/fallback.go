@@ -31,7 +31,7 @@ func (c candidate) compare(other candidate) int {
 func (p *Pool) fallbacks(l *Lease, r *request, limit int) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	allowed := filter{eligible: r.eligible, lacking: r.lacking, now: p.now()}
+	allowed := filter{eligible: r.eligible, lacking: r.lacking, now: p.now(), trials: p.options.Breaker.HalfOpenRequests}
 	if r.inference {
 		allowed.limit = p.options.PendingLimitPerRank
 	}
@@ -88,7 +88,7 @@ func (l *Lease) move(endpoint string) {
 	}
 	to, layout := l.pool.find(endpoint, pinned)
 	if to.on != l.on && !l.on.answered.After(l.taken) {
-		l.eject(ejection)
+		l.eject()
 	}
 	l.leave()
 	l.place, l.spread = max(0, to.rank), to.rank == discovery.NoRank && to.on.Ranks > 0

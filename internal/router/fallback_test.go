@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/semmoe/operator/internal/router/breaker"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
@@ -53,7 +54,7 @@ func TestFallbacks(t *testing.T) {
 				for _, b := range g.backends {
 					copy(b.outstanding, tc.load[b.Pod])
 					if b.Pod == tc.ejected {
-						b.ejectedUntil = pool.now().Add(time.Hour)
+						b.breaker.Unreachable(&breaker.Settings{Ejection: time.Hour, MaxEjection: time.Hour}, pool.now())
 					}
 					if b.Pod == tc.backends[0].Pod {
 						lease = &Lease{Backend: b.Backend, Rank: min(1, b.Ranks-1), on: b, pool: pool}
@@ -124,7 +125,7 @@ func TestCountsTheServingEndpoint(t *testing.T) {
 			pool.mu.Lock()
 			for _, g := range pool.groups {
 				for _, b := range g.backends {
-					if ejected := b.ejectedUntil.After(pool.now()); ejected != (tc.ejected && b.Pod == podOf(endpoints[0])) {
+					if ejected := b.breaker.State(pool.now()) == breaker.Open; ejected != (tc.ejected && b.Pod == podOf(endpoints[0])) {
 						t.Errorf("pod %s is ejected: %v", b.Pod, ejected)
 					}
 					for rank, tokens := range b.outstanding {
@@ -183,7 +184,7 @@ func TestGatewayLosesAPod(t *testing.T) {
 		}
 	}
 	pool.mu.Lock()
-	now = now.Add(ejection)
+	now = now.Add(breaker.Default().Ejection)
 	pool.mu.Unlock()
 	if _, endpoints, _ := begin(t, gateway, `{"prompt":"x"}`, nil, nil); endpoints[0] != lost {
 		t.Errorf("endpoints %v once the moment is over", endpoints)
@@ -230,7 +231,7 @@ func TestLateFallbackReport(t *testing.T) {
 			pool.mu.Lock()
 			defer pool.mu.Unlock()
 			for _, b := range pool.groups[0].backends {
-				if ejected := b.ejectedUntil.After(now); ejected != (tc.ejected && b.Address == left) {
+				if ejected := b.breaker.State(now) == breaker.Open; ejected != (tc.ejected && b.Address == left) {
 					t.Errorf("pod %s is ejected: %v", b.Pod, ejected)
 				}
 			}

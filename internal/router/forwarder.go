@@ -9,21 +9,23 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/router/client"
+	"github.com/semmoe/operator/internal/router/clientauth"
 	"github.com/semmoe/operator/internal/router/telemetry"
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
 var errUnanswered = errors.New("the request was sent to serving pods, and none of them answered")
 
-// attemptsOnceSent is the maximum number of pods that receive a request if each of them breaks the connection. The
-// request itself may crash the pods, and must not crash all of them.
-const attemptsOnceSent = 3
+// DefaultMaxAttempts is the default of ProxyOptions.MaxAttempts.
+const DefaultMaxAttempts = 3
 
 // forwarder passes the requests of the proxy through the stages.
 type forwarder struct {
 	*stages
 	// wait is the maximum time that a request waits for a ready pod.
 	wait time.Duration
+	// maxAttempts is the maximum number of pods that receive a request if each of them breaks the connection.
+	maxAttempts int
 	// passThrough lists further routes.
 	passThrough []string
 	cors        *cors
@@ -37,9 +39,14 @@ func (f *forwarder) RoundTrip(in *http.Request) (*http.Response, error) {
 	if err := checkRank(in.Header, parsed); err != nil {
 		return nil, err
 	}
+	priority, err := f.pool.options.Queue.priority(in.Header)
+	if err != nil {
+		return nil, err
+	}
 	parsed.DropRank()
 	api := apiOf(in.Method, client.RouteOf(in.URL.Path), f.passThrough)
 	r := f.reader.read(in.Context(), api, in.Header.Get(HeaderRequestID), in.Header, parsed)
+	r.priority, r.client = priority, clientauth.ClientOf(in.Context())
 	r.recordBody(telemetry.Of(in.Context()), parsed)
 	tries := newTries()
 	for sent := 0; ; {
@@ -74,7 +81,7 @@ func (f *forwarder) RoundTrip(in *http.Request) (*http.Response, error) {
 		}
 		lease.Eject()
 		if !isDial(err) {
-			if sent++; sent == attemptsOnceSent {
+			if sent++; sent >= f.maxAttempts {
 				return nil, fmt.Errorf("%w: %w", errUnanswered, err)
 			}
 		}

@@ -38,6 +38,8 @@ type Lease struct {
 	inFlight int
 	// route is the path of an inference request; empty for others.
 	route string
+	// trial is true while the request counts as a trial of a half-open breaker.
+	trial bool
 	// spread is true if the engine picks the rank. Each rank of the backend is then charged with an equal share of the
 	// tokens.
 	spread bool
@@ -77,7 +79,12 @@ func (l *Lease) leave() {
 	l.charge(l.on.outstanding, -l.tokens)
 	l.on.pending[l.place] -= l.pending
 	l.stepped()
+	if l.trial {
+		l.on.breaker.End()
+		l.trial = false
+	}
 	l.pool.dropIdle(l.on)
+	l.pool.wakeWaiter()
 }
 
 // charge adds tokens to the place of the lease in a list of loads by rank. If the engine picks the rank, each rank gets
@@ -114,45 +121,32 @@ func (l *Lease) stepped() {
 func (l *Lease) Eject() {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
-	l.eject(ejection)
+	l.eject()
 }
 
-// eject is Eject for a given time. The lock must be held.
-func (l *Lease) eject(pause time.Duration) {
-	if until := l.pool.now().Add(pause); until.After(l.on.ejectedUntil) {
-		l.on.ejectedUntil = until
-	}
+// eject is Eject. The lock must be held.
+func (l *Lease) eject() {
+	l.pool.ejections[l.on.breaker.Unreachable(&l.pool.options.Breaker, l.pool.now())]++
 }
 
 // recordOutcome records whether the backend of the lease serves inference requests. A backend that fails requests
-// immediately would look idle and attract all of them, but the request itself may be the cause. Failures of requests
-// that were sent before the end of the backend's ejection do not count.
+// immediately would look idle and attract all of them, but the request itself may be the cause.
 func (l *Lease) recordOutcome(serves bool) {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
-	switch {
-	case serves:
-		l.on.failures = 0
-	case l.taken.Before(l.on.ejectedUntil):
-	default:
-		l.on.failures++
-		if more := l.on.failures - failuresToEject; more >= 0 {
-			l.eject(ejection << min(more, maxEjectionDoublings))
-		}
+	settings, now := &l.pool.options.Breaker, l.pool.now()
+	if serves {
+		l.on.breaker.Served(settings, l.taken, now)
+	} else {
+		l.pool.ejections[l.on.breaker.Failed(settings, l.taken, now)]++
 	}
 }
 
-// recordUnavailable keeps requests away from the backend of the lease, which has answered 503: for the ejection time, and
-// for twice as long after each further one, like after failures. Responses to requests that were sent before the end of
-// the ejection do not count.
+// recordUnavailable keeps requests away from the backend of the lease, which has answered 503.
 func (l *Lease) recordUnavailable() {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
-	if l.taken.Before(l.on.ejectedUntil) {
-		return
-	}
-	l.eject(ejection << min(l.on.failures, maxEjectionDoublings))
-	l.on.failures++
+	l.pool.ejections[l.on.breaker.Unavailable(&l.pool.options.Breaker, l.taken, l.pool.now())]++
 }
 
 // recordCached records that the place of the lease caches the request. It must follow a Match of the pool's prefixes

@@ -328,7 +328,7 @@ func TestRequestThatCrashesEngines(t *testing.T) {
 			}
 			router, pool := limitedRouter(t, ProxyOptions{EndpointWait: 10 * time.Second}, pods...)
 			response, body := post(t, router.URL+"/v1/completions", `{"prompt":"x"}`)
-			if response.StatusCode != http.StatusBadGateway || !strings.Contains(body, "could not be forwarded") || calls.Load() != attemptsOnceSent {
+			if response.StatusCode != http.StatusBadGateway || !strings.Contains(body, "could not be forwarded") || calls.Load() != DefaultMaxAttempts {
 				t.Errorf("%s after %d attempts: %s", response.Status, calls.Load(), body)
 			}
 			eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
@@ -343,7 +343,7 @@ func TestRequestThatCrashesEngines(t *testing.T) {
 			// If it is the only engine, it gets the request again, but not more often.
 			pool.Set(pods[:1])
 			calls.Store(0)
-			if response, _ := post(t, router.URL+"/v1/completions", `{}`); response.StatusCode != http.StatusBadGateway || calls.Load() != attemptsOnceSent {
+			if response, _ := post(t, router.URL+"/v1/completions", `{}`); response.StatusCode != http.StatusBadGateway || calls.Load() != DefaultMaxAttempts {
 				t.Errorf("%s after %d attempts", response.Status, calls.Load())
 			}
 		})

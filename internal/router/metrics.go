@@ -80,7 +80,9 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 		plansGauge("loaded", func() int { loaded, _ := pool.Plans(); return loaded }),
 		plansGauge("pending", func() int { _, pending := pool.Plans(); return pending }))
 	registry.MustRegister(reports.Decisions(pool.DecisionSums)...)
-	registry.MustRegister(tablesCollector{pool}, pinsCollector{pool})
+	registry.MustRegister(tablesCollector{pool}, pinsCollector{pool}, breakersCollector{pool}, pool.queueSeconds, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "semmoe_router_queued_requests", Help: "Requests that wait in the queue of the router because all ranks are at their limit.",
+	}, func() float64 { return float64(pool.waitingForPlace()) }))
 	return m
 }
 

@@ -10,6 +10,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/semmoe/operator/internal/router/breaker"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/reports"
@@ -17,17 +20,6 @@ import (
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/dispatch"
-)
-
-const (
-	// ejection is the time for which an unreachable backend gets no request while other backends can take it. It is
-	// long enough to avoid a failed connection for each request, and short enough that a false ejection has little
-	// effect.
-	ejection = time.Second
-	// failuresToEject is the number of consecutive inference requests answered with 5xx after which a backend is
-	// ejected. Each further failure doubles the ejection time, at most maxEjectionDoublings times: up to 8 s. The bound
-	// leaves a failing canary enough requests for its evaluation.
-	failuresToEject, maxEjectionDoublings = 2, 3
 )
 
 // PoolOptions configures a pool. The zero value means DefaultPoolOptions.
@@ -39,6 +31,10 @@ type PoolOptions struct {
 	Weights dispatch.Weights
 	// PendingLimitPerRank is the maximum number of concurrent inference requests per rank of a pod; 0 means no limit.
 	PendingLimitPerRank int
+	// Queue configures the queue of the requests above this limit.
+	Queue QueueOptions
+	// Breaker configures when a backend gets no request while other backends can take it.
+	Breaker breaker.Settings
 	// Hold is the maximum time that a request waits for the rank of its experts, at most dispatch.MostHold. 0 disables
 	// waiting. It requires the policy Price.
 	Hold time.Duration
@@ -48,10 +44,11 @@ type PoolOptions struct {
 
 // DefaultPoolOptions returns the options of a router without flags.
 func DefaultPoolOptions() PoolOptions {
-	return PoolOptions{Policy: dispatch.Price, Cap: 1.15, Weights: dispatch.DefaultWeights, CacheTokensPerRank: dispatch.DefaultCacheTokens}
+	return PoolOptions{Policy: dispatch.Price, Cap: 1.15, Weights: dispatch.DefaultWeights, CacheTokensPerRank: dispatch.DefaultCacheTokens, Breaker: breaker.Default()}
 }
 
-func (o *PoolOptions) validate() error {
+// Validate returns an error for options that are out of bounds.
+func (o *PoolOptions) Validate() error {
 	switch {
 	case o.PendingLimitPerRank < 0:
 		return fmt.Errorf("pendingLimitPerRank: %d is invalid: it must be at least 0", o.PendingLimitPerRank)
@@ -61,6 +58,12 @@ func (o *PoolOptions) validate() error {
 		return fmt.Errorf("hold: %v is invalid: it must be 0 to %v", o.Hold, dispatch.MaxWait)
 	case o.Hold > 0 && o.Policy != dispatch.Price:
 		return fmt.Errorf("hold: %v is invalid: waiting requires policy %s, not %s", o.Hold, dispatch.Price, o.Policy)
+	}
+	if err := o.Queue.validate(o.PendingLimitPerRank); err != nil {
+		return err
+	}
+	if err := o.Breaker.Validate(); err != nil {
+		return err
 	}
 	_, err := o.newScheduler(1, cost.Shape{}, defaultMachines())
 	return err
@@ -91,6 +94,11 @@ type Pool struct {
 	// prefixes records the cached prefixes of the places. decisionSums sums the score terms of the decisions.
 	prefixes     *dispatch.Prefixes
 	decisionSums reports.DecisionSums
+	// waiters are the requests that wait for a place; nil without a queue. queueSeconds measures their waiting times.
+	waiters      *waitqueue.FairQueue[filter]
+	queueSeconds *prometheus.HistogramVec
+	// ejections counts the ejections by reason.
+	ejections [breaker.ReasonCount]int
 	// places and at describe the candidates of the current decision.
 	places  []dispatch.Place
 	at      []place
@@ -112,15 +120,14 @@ type group struct {
 
 type backend struct {
 	discovery.Backend
-	outstanding  []int64 // by rank: tokens
-	next         []int64 // by rank: prompt tokens sent since a response last began or ended, which the next engine step computes
-	pending      []int   // by rank: inference requests
-	caches       []int   // by rank: the index in the prefixes of the pool
-	ejectedUntil time.Time
+	outstanding []int64 // by rank: tokens
+	next        []int64 // by rank: prompt tokens sent since a response last began or ended, which the next engine step computes
+	pending     []int   // by rank: inference requests
+	caches      []int   // by rank: the index in the prefixes of the pool
+	breaker     breaker.Breaker
 	// pins records, by route, whether the engine reads the rank of requests.
 	pins     map[string]pin
 	check    pinCheckState
-	failures int       // consecutive inference requests answered with 5xx
 	answered time.Time // when a gateway last received an answer from the backend
 }
 
@@ -173,13 +180,17 @@ func NewPoolWith(options PoolOptions) (*Pool, error) {
 	if options == (PoolOptions{}) {
 		options = DefaultPoolOptions()
 	}
-	if err := options.validate(); err != nil {
+	if err := options.Validate(); err != nil {
 		return nil, err
 	}
-	return &Pool{
+	p := &Pool{
 		departed: map[identity]*backend{}, plans: map[string]*scheduled{}, changed: make(chan struct{}), now: time.Now,
-		options: options, prefixes: dispatch.NewPrefixes(options.CacheTokensPerRank),
-	}, nil
+		options: options, prefixes: dispatch.NewPrefixes(options.CacheTokensPerRank), queueSeconds: newQueueSeconds(),
+	}
+	if options.Queue.Size > 0 {
+		p.waiters = waitqueue.NewFairQueue[filter](options.Queue.Size)
+	}
+	return p, nil
 }
 
 // Set replaces the backends. Backends that stay, or return before their requests have ended, keep their outstanding
@@ -287,6 +298,7 @@ func (p *Pool) mustSchedule(ranks int, shape cost.Shape, on cost.Machines) *disp
 func (p *Pool) notify() {
 	close(p.changed)
 	p.changed = make(chan struct{})
+	p.wakeWaiter()
 }
 
 // AddLayout adds a plan. Requests to backends that name the plan are then scored with the plan's own tables.

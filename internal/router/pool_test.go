@@ -248,17 +248,20 @@ func TestBackendThatFails(t *testing.T) {
 		{7 * time.Second, 0, false, 0}, {0, 0, false, time.Second},
 	} {
 		now = now.Add(step.after)
-		if got := max(0, recordOutcome(step.took, step.serves).ejectedUntil.Sub(now)); got != step.pause {
+		if got := max(0, recordOutcome(step.took, step.serves).breaker.Until().Sub(now)); got != step.pause {
 			t.Errorf("step %d: it is kept away from for %v, want %v", i, got, step.pause)
 		}
 	}
 	now = now.Add(time.Hour)
 	on := recordOutcome(0, true)
-	on.failures = 1 << 20
+	for range 20 {
+		recordOutcome(0, false)
+		now = now.Add(time.Minute)
+	}
 	recordOutcome(0, false)
 	lease, _ := pool.acquire(completion("x", "x"), nil)
 	lease.Eject()
-	if got := on.ejectedUntil.Sub(now); got != 8*time.Second {
+	if got := on.breaker.Until().Sub(now); got != 8*time.Second {
 		t.Errorf("after many it is kept away from for %v", got)
 	}
 }

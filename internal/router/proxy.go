@@ -3,6 +3,7 @@
 package router
 
 import (
+	"cmp"
 	cryptorand "crypto/rand"
 	"errors"
 	"fmt"
@@ -73,6 +74,9 @@ type ProxyOptions struct {
 	TokenizePath string
 	// EndpointWait is the maximum time that a request waits for a ready pod.
 	EndpointWait time.Duration
+	// MaxAttempts is the maximum number of pods that receive a request if each of them breaks the connection; 0 selects
+	// DefaultMaxAttempts. The request itself may crash the pods, and must not crash all of them.
+	MaxAttempts int
 	// ClientTimeout is the maximum time that a client may take to send a body, and the maximum time that it may read
 	// nothing of a pending response. 0 means no limit.
 	ClientTimeout time.Duration
@@ -112,7 +116,7 @@ func newProxyHandler(s *stages, options ProxyOptions, log logr.Logger) http.Hand
 			forward(r)
 		},
 		// ReverseProxy flushes streams and responses of unknown length after each event, regardless of FlushInterval.
-		Transport:  &forwarder{stages: s, wait: options.EndpointWait, passThrough: options.PassThrough, cors: &origins},
+		Transport:  &forwarder{stages: s, wait: options.EndpointWait, maxAttempts: cmp.Or(options.MaxAttempts, DefaultMaxAttempts), passThrough: options.PassThrough, cors: &origins},
 		BufferPool: &client.CopyBuffers{},
 		// A broken stream is visible to the client. Here it is logged at debug level only.
 		ErrorLog:     slog.NewLogLogger(logr.ToSlogHandler(log), slog.LevelDebug),
@@ -124,7 +128,7 @@ func newProxyHandler(s *stages, options ProxyOptions, log logr.Logger) http.Hand
 	}
 	handler := client.WithBody(proxy, limits, fail)
 	if options.Keys != nil {
-		handler = authenticated(handler, &options, s.metrics, fail)
+		handler = authenticated(handler, &options, s.metrics, s.pool.waiters != nil, fail)
 	}
 	routes := newRoutes(options.PassThrough)
 	handler = routes.Only(handler, func(w http.ResponseWriter, r *http.Request) { fail(w, r, errNoRoute) })
@@ -134,8 +138,8 @@ func newProxyHandler(s *stages, options ProxyOptions, log logr.Logger) http.Hand
 
 // authenticated passes the requests of known clients on, without their keys. It rejects all others, and clients above
 // their limits, before the body is read. Browsers send no key with a preflight (OPTIONS with
-// Access-Control-Request-Method), which generates nothing.
-func authenticated(next http.Handler, options *ProxyOptions, m *metrics, fail func(http.ResponseWriter, *http.Request, error)) http.Handler {
+// Access-Control-Request-Method), which generates nothing. With named, the stages get the names of clients.
+func authenticated(next http.Handler, options *ProxyOptions, m *metrics, named bool, fail func(http.ResponseWriter, *http.Request, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		reject := func(err error) {
 			w.Header().Set("Connection", "close") // the server must not wait for the body
@@ -151,7 +155,7 @@ func authenticated(next http.Handler, options *ProxyOptions, m *metrics, fail fu
 			return
 		}
 		m.clients.WithLabelValues(name).Inc()
-		telemetry.Of(r.Context()).Identify(name)
+		telemetry.Of(r.Context()).Authenticate(name)
 		release, err := options.ClientLimits.Admit(name)
 		if limit := (*clientauth.LimitError)(nil); errors.As(err, &limit) {
 			m.limited.WithLabelValues(name, limit.Reason).Inc()
@@ -159,6 +163,9 @@ func authenticated(next http.Handler, options *ProxyOptions, m *metrics, fail fu
 			return
 		}
 		defer release()
+		if named {
+			r = r.WithContext(clientauth.WithClient(r.Context(), name))
+		}
 		next.ServeHTTP(w, r)
 	})
 }
@@ -216,7 +223,7 @@ func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Lo
 		fail(http.StatusNotFound, wire.NotFound, fmt.Sprintf("%s %s is %v", r.Method, r.URL.Path, err))
 	case errors.Is(err, errLacksRoute):
 		fail(http.StatusNotFound, wire.NotFound, lacksRoute(r.URL.Path))
-	case errors.Is(err, errRankChosen):
+	case errors.Is(err, errRankChosen), errors.Is(err, errPriority):
 		fail(http.StatusBadRequest, wire.InvalidRequest, err.Error())
 	case errors.Is(err, errCompressed):
 		fail(http.StatusUnsupportedMediaType, wire.InvalidRequest, err.Error())
@@ -232,7 +239,7 @@ func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Lo
 	case errors.Is(err, errNoBackend), errors.Is(err, errNoRoutedExperts):
 		w.Header().Set("Retry-After", "5")
 		fail(http.StatusServiceUnavailable, wire.Unavailable, err.Error()+"; retry later")
-	case errors.Is(err, errAllFull), errors.Is(err, errQueueFull), errors.Is(err, client.ErrNoMemory):
+	case errors.Is(err, errAllFull), errors.Is(err, errQueueFull), errors.Is(err, errNoRoomToWait), errors.Is(err, errWaitedLong), errors.Is(err, client.ErrNoMemory):
 		w.Header().Set("Retry-After", "1")
 		fail(http.StatusTooManyRequests, wire.RateLimited, err.Error()+"; retry later")
 	default:

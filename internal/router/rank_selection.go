@@ -27,7 +27,7 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r.refused = nil
-	allowed := filter{tried: tried, eligible: r.eligible, lacking: r.lacking, now: p.now()}
+	allowed := filter{tried: tried, eligible: r.eligible, lacking: r.lacking, now: p.now(), trials: p.options.Breaker.HalfOpenRequests}
 	if r.inference {
 		allowed.limit = p.options.PendingLimitPerRank
 	}
@@ -41,11 +41,17 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 		g = p.chooseGroup(r.planRandom, allowed)
 	}
 	if g == nil {
+		wanted := allowed
 		if allowed.limit = 0; p.chooseGroup(r.planRandom, allowed) != nil {
-			r.refused = errAllFull
+			if r.refused = errAllFull; p.waiters != nil {
+				p.queueForPlace(r, wanted)
+			}
 		} else if allowed.lacking = nil; r.lacking != nil && p.chooseGroup(r.planRandom, allowed) != nil {
 			r.refused = errLacksRoute
 		}
+		return nil, false, missing{}
+	}
+	if p.waitsForPlace(r, allowed) {
 		return nil, false, missing{}
 	}
 	plan := p.plans[g.plan]
@@ -75,7 +81,9 @@ type filter struct {
 	tried    map[string]bool
 	eligible func(endpoint string) bool
 	now      time.Time
-	ejected  bool
+	// ejected admits ejected backends. trials is the maximum number of requests of a half-open breaker; 0 means no limit.
+	ejected bool
+	trials  int
 	// logicalPlans excludes backends with reported experts that cannot be converted to logical ids with these plans. It
 	// is nil if the client does not request experts.
 	logicalPlans map[string]*scheduled
@@ -97,7 +105,7 @@ func (f filter) admits(b *backend) bool {
 			return false
 		}
 	}
-	return !f.lacking[b.Engine] && !f.now.Before(b.check.holdUntil) && (f.ejected || !f.now.Before(b.ejectedUntil)) && (f.pins == nil || f.pins(b))
+	return !f.lacking[b.Engine] && !f.now.Before(b.check.holdUntil) && (f.ejected || b.breaker.Admits(f.now, f.trials)) && (f.pins == nil || f.pins(b))
 }
 
 // hasTried reports whether an endpoint, or this rank of it, was tried.
@@ -191,9 +199,12 @@ func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter, unpin
 		lease.inFlight = at.on.requests()
 		at.on.pending[at.rank]++
 		lease.pending = 1
+		lease.trial = at.on.breaker.Begin(allowed.now)
 		lease.charge(at.on.next, max(0, lease.tokens-r.output))
 	}
 	p.leave(r, allowed.now)
+	p.stopWaiting(r, waitServed, allowed.now)
+	p.wakeWaiter()
 	if plan != nil {
 		lease.layout = plan.layout
 		p.wakeNext(g, plan, allowed.now)
@@ -298,7 +309,7 @@ func (p *Pool) backendUnder(plan string) (backend discovery.Backend, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, g := range p.groups {
-		if allowed := (filter{now: p.now()}); g.plan == plan && g.ranks(allowed) > 0 {
+		if allowed := (filter{now: p.now(), trials: p.options.Breaker.HalfOpenRequests}); g.plan == plan && g.ranks(allowed) > 0 {
 			return g.leastLoaded(allowed).on.Backend, true
 		}
 	}

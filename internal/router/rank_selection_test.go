@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/router/balance"
+	"github.com/semmoe/operator/internal/router/breaker"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/wire"
@@ -81,7 +82,7 @@ func TestGroupsWithoutPods(t *testing.T) {
 			if next, _ := pool.acquire(r, nil); next.Backend.Pod != "b-0" {
 				t.Fatal("a plan is used whose only pod cannot be reached")
 			}
-			now = now.Add(ejection)
+			now = now.Add(breaker.Default().Ejection)
 		}
 	}
 	if inA == 0 {
@@ -377,9 +378,21 @@ func TestPoolOptionsAreChecked(t *testing.T) {
 	for want, change := range map[string]func(o *PoolOptions){
 		`pendingLimitPerRank: -1 is invalid`: func(o *PoolOptions) { o.PendingLimitPerRank = -1 },
 		`cacheTokensPerRank: 0 is invalid`:   func(o *PoolOptions) { o.CacheTokensPerRank = 0 },
-		`policy window decides on`:           func(o *PoolOptions) { o.Policy = dispatch.Window },
-		`cap is 0.5`:                         func(o *PoolOptions) { o.Cap = .5 },
-		`weight load is -1`:                  func(o *PoolOptions) { o.Weights.Load = -1 },
+		`queue.size: -1 is invalid`:          func(o *PoolOptions) { o.Queue.Size = -1 },
+		`queue.size: 10001 is invalid`:       func(o *PoolOptions) { o.Queue.Size = MaxQueueSize + 1 },
+		`queue.size: 0 is invalid`:           func(o *PoolOptions) { o.Queue.Timeout = time.Second },
+		`pendingLimitPerRank: 0 is invalid`:  func(o *PoolOptions) { o.Queue = QueueOptions{Size: 1, Timeout: time.Second} },
+		`queue.timeout: 0s is invalid`:       func(o *PoolOptions) { o.Queue, o.PendingLimitPerRank = QueueOptions{Size: 1}, 1 },
+		`queue.timeout: 1h0m0s is invalid`: func(o *PoolOptions) {
+			o.Queue, o.PendingLimitPerRank = QueueOptions{Size: 1, Timeout: time.Hour}, 1
+		},
+		`queue.maxPriority: 101 is invalid`: func(o *PoolOptions) {
+			o.Queue, o.PendingLimitPerRank = QueueOptions{Size: 1, Timeout: 1, MaxPriority: 101}, 1
+		},
+		`consecutiveFailures: 0 is invalid`: func(o *PoolOptions) { o.Breaker.ConsecutiveFailures = 0 },
+		`policy window decides on`:          func(o *PoolOptions) { o.Policy = dispatch.Window },
+		`cap is 0.5`:                        func(o *PoolOptions) { o.Cap = .5 },
+		`weight load is -1`:                 func(o *PoolOptions) { o.Weights.Load = -1 },
 	} {
 		options := DefaultPoolOptions()
 		change(&options)

@@ -68,6 +68,11 @@ type request struct {
 	// mayWait is true if the request may queue for a rank. queued is its entry in the queue.
 	mayWait bool
 	queued  *waitqueue.Entry[waiting]
+	// waiter is the entry of a request that waits for a place; nil if it does not wait. priority and client order the
+	// requests that wait.
+	waiter   *waitqueue.Waiter[filter]
+	priority int
+	client   string
 	// refused is the reason why the last attempt to reserve a place failed; nil if no place exists.
 	refused error
 	// record describes the request for spans and the access log; nil if it is not recorded.

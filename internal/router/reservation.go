@@ -97,9 +97,12 @@ func (t *tries) add(lease *Lease, full bool) {
 // reserve reserves a rank of a pod that was not tried. Once all pods were tried, it waits and tries all of them again:
 // an unreachable pod may have just been deleted, and its successor may be starting. It fails at the deadline. It fails
 // at once if pods have full queues, because polling them would add to their load, and after refusalWait if all pods
-// answer 503.
+// answer 503. If all ranks are full, it waits in the queue, if there is one.
 func (p *Pool) reserve(ctx context.Context, deadline time.Time, r *request, tries *tries) (*Lease, error) {
 	lease, ok := p.reserveUntil(ctx, deadline, r, tries)
+	if !ok && r.waiter != nil {
+		lease, ok = p.awaitPlace(ctx, deadline, r, tries)
+	}
 	switch {
 	case ok:
 		return lease, nil
@@ -113,7 +116,7 @@ func (p *Pool) reserve(ctx context.Context, deadline time.Time, r *request, trie
 
 // reserveUntil is reserve with a boolean instead of an error.
 func (p *Pool) reserveUntil(ctx context.Context, deadline time.Time, r *request, tries *tries) (*Lease, bool) {
-	r.mayWait = len(tries.places) == 0
+	r.mayWait = len(tries.places) == 0 && r.waiter == nil
 	if lease, ok := p.acquire(r, tries.places); ok {
 		return lease, true
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
 	"github.com/semmoe/operator/internal/router/telemetry"
 )
 
@@ -86,6 +87,85 @@ func TestAccessLogOfProxy(t *testing.T) {
 	if strings.Contains(fmt.Sprint(lines), "confidential") {
 		t.Errorf("a line contains the prompt: %v", lines)
 	}
+}
+
+// TestAccessLogOfPicks checks the lines of an endpoint picker: a served request, one that a fallback served, one without a
+// response, and one that is rejected.
+func TestAccessLogOfPicks(t *testing.T) {
+	var text bytes.Buffer
+	recorder, err := telemetry.New(t.Context(), telemetry.Options{AccessLogPercent: 100, AccessLog: &text}, prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := newPool(backendsOf("", 2, 2, "p")...)
+	gateway, _, registry := newPicker(t, pool, ProxyOptions{RankHeader: rankHeader, Recorder: recorder})
+	const body = `{"model":"qwen","prompt":"a confidential question","max_tokens":5}`
+	for i, id := range []string{"served", "fallback", "lost"} {
+		s, endpoints, _ := begin(t, gateway, body, map[string]string{"x-request-id": id}, nil)
+		if id != "lost" {
+			s.ResponseHeaders(http.StatusOK, map[string]string{"content-type": "application/json"}, false, endpoints[i])
+			s.ResponseBody([]byte(`{"choices":[],"usage":{"completion_tokens":5}}`), 1000, true)
+			s.Answered()
+			s.Body(-1)
+		}
+		if err := s.End(); err != io.EOF {
+			t.Errorf("%s: the stream ended with %v", id, err)
+		}
+	}
+	pool.Set(nil)
+	s := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
+	s.RequestHeaders("POST", "/v1/completions", map[string]string{"x-request-id": "rejected"}, false, nil)
+	s.RequestBody([]byte(body), 1000, true)
+	if code, _, _ := s.Refused(); code != http.StatusServiceUnavailable {
+		t.Errorf("without pods: status %d", code)
+	}
+	eventually(t, "all requests end", func() bool {
+		n := 0.
+		for _, code := range []string{"200", "499", "503"} {
+			n += requestsOf(t, registry, code)
+		}
+		return n == 4
+	})
+	ended, end := context.WithCancel(t.Context())
+	end()
+	recorder.Run(ended)
+	if strings.Contains(text.String(), "confidential") {
+		t.Errorf("a line contains the prompt: %s", text.String())
+	}
+	lines := map[any]map[string]any{}
+	for decoder := json.NewDecoder(&text); ; {
+		var line map[string]any
+		if decoder.Decode(&line) != nil {
+			break
+		}
+		lines[line["requestId"]] = line
+	}
+	for id, want := range map[string]string{
+		"served": "200 /v1/completions qwen 0 true 5", "fallback": "200 /v1/completions qwen 1 true 5",
+		"lost": "499 /v1/completions qwen 0 false <nil>", "rejected": "503 /v1/completions qwen 0 false <nil>",
+	} {
+		line := lines[id]
+		if got := fmt.Sprint(line["status"], " ", line["route"], " ", line["model"], " ", line["retries"], " ", line["pod"] != nil, " ", line["outputTokens"]); got != want {
+			t.Errorf("%s: %s, want %s; line %v", id, got, want, line)
+		}
+	}
+}
+
+// requestsOf returns the number of answered requests with a status code.
+func requestsOf(t *testing.T, registry *prometheus.Registry, code string) (n float64) {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		for _, metric := range family.Metric {
+			if family.GetName() == "semmoe_router_requests_total" && metric.Label[0].GetValue() == code {
+				n = metric.Counter.GetValue()
+			}
+		}
+	}
+	return n
 }
 
 // retriesOf returns the number of retries after a 503.

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/semmoe/operator/internal/router/breaker"
 	"github.com/semmoe/operator/internal/router/discovery"
 )
 
@@ -39,7 +40,7 @@ func TestUnavailablePodIsPassedOver(t *testing.T) {
 		t.Errorf("the pod was asked %d times by 400 requests, want 5 at most", got)
 	}
 	unavailable.Store(false)
-	clock.pass((ejection << maxEjectionDoublings).Seconds())
+	clock.pass(breaker.Default().MaxEjection.Seconds())
 	asked.Store(0)
 	for range 40 {
 		post(t, url+"/v1/completions", `{"prompt":"x"}`)

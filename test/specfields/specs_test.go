@@ -147,6 +147,16 @@ var shownElsewhere = map[string]string{
 	"MoEDeployment spec.routing.auth.secretName":        "controllers/moedeployment/front TestRouterTLSAndKeys",
 	"MoEDeployment spec.routing.auth.requestsPerMinute": "controllers/moedeployment/front TestRouterTLSAndKeys",
 	"MoEDeployment spec.routing.auth.pendingLimit":      "controllers/moedeployment/front TestRouterTLSAndKeys",
+	// Settings of request routers change only arguments of their pods.
+	"MoEDeployment spec.routing.queue.size":                         "controllers/moedeployment/front TestRouterResilience",
+	"MoEDeployment spec.routing.queue.timeoutSeconds":               "controllers/moedeployment/front TestRouterResilience",
+	"MoEDeployment spec.routing.queue.maxPriority":                  "controllers/moedeployment/front TestRouterResilience",
+	"MoEDeployment spec.routing.circuitBreaker.consecutiveFailures": "controllers/moedeployment/front TestRouterResilience",
+	"MoEDeployment spec.routing.circuitBreaker.failurePercent":      "controllers/moedeployment/front TestRouterResilience",
+	"MoEDeployment spec.routing.circuitBreaker.ejectionSeconds":     "controllers/moedeployment/front TestRouterResilience",
+	"MoEDeployment spec.routing.circuitBreaker.maxEjectionSeconds":  "controllers/moedeployment/front TestRouterResilience",
+	"MoEDeployment spec.routing.circuitBreaker.halfOpenRequests":    "controllers/moedeployment/front TestRouterResilience",
+	"MoEDeployment spec.routing.maxAttempts":                        "controllers/moedeployment/front TestRouterResilience",
 	// This field and spec.drift.prometheus require each other, so that a change of one field is refused.
 	"MoEDeployment spec.drift.source": "controllers/moedeployment TestAssessFromPrometheus",
 }

@@ -114,6 +114,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.RouterTemplateSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingAuth"):
 		return &apiv1alpha1.RoutingAuthApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RoutingCircuitBreaker"):
+		return &apiv1alpha1.RoutingCircuitBreakerApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RoutingQueue"):
+		return &apiv1alpha1.RoutingQueueApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingSpec"):
 		return &apiv1alpha1.RoutingSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingStatus"):

@@ -34,6 +34,17 @@ var errorResponses = []struct {
 	{errHeaderTooLarge, http.StatusRequestHeaderFieldsTooLarge, "invalid_request_error", 0},
 }
 
+// StatusOf returns the status code that answers an error of Pick.
+func StatusOf(err error) int {
+	code := http.StatusBadGateway
+	for _, refusal := range errorResponses {
+		if errors.Is(err, refusal.err) {
+			code = refusal.code
+		}
+	}
+	return code
+}
+
 // errImmediateResponse is returned after an immediate response, which ends the exchange.
 var errImmediateResponse = errors.New("refused")
 
@@ -45,10 +56,10 @@ func (x *exchange) sendError(err error) error {
 	if _, ofStream := status.FromError(err); ofStream || errors.Is(err, io.ErrUnexpectedEOF) {
 		return err
 	}
-	code, kind, message, retryAfter := http.StatusBadGateway, "bad_gateway", "the request could not be forwarded to a serving pod", 0
+	code, kind, message, retryAfter := StatusOf(err), "bad_gateway", "the request could not be forwarded to a serving pod", 0
 	for _, refusal := range errorResponses {
 		if errors.Is(err, refusal.err) {
-			code, kind, message, retryAfter = refusal.code, refusal.kind, err.Error(), refusal.retryAfter
+			kind, message, retryAfter = refusal.kind, err.Error(), refusal.retryAfter
 		}
 	}
 	x.count(code)

@@ -61,6 +61,7 @@ type line struct {
 	Rank         *int      `json:"rank,omitempty"`
 	Plan         string    `json:"plan,omitempty"`
 	Retries      int       `json:"retries"`
+	Queued       float64   `json:"queuedSeconds,omitempty"`
 	Predicted    *float64  `json:"predictedLocality,omitempty"`
 	Observed     *float64  `json:"observedLocality,omitempty"`
 	PromptTokens int64     `json:"promptTokens,omitempty"`
@@ -71,7 +72,7 @@ func lineOf(r Record) line {
 	l := line{
 		Time: r.Started.UTC(), RequestID: r.ID, Client: r.Client, Method: r.Method, Route: r.Route, Model: r.Model, Stream: r.Stream,
 		Status: r.Status, Seconds: r.Duration.Seconds(), Header: r.Header.Seconds(), Pod: r.Pod, Engine: r.Engine, Plan: r.Plan,
-		Retries: r.Retries, Predicted: r.Predicted, Observed: r.Observed, PromptTokens: r.PromptTokens, OutputTokens: r.OutputTokens,
+		Retries: r.Retries, Queued: r.Queued.Seconds(), Predicted: r.Predicted, Observed: r.Observed, PromptTokens: r.PromptTokens, OutputTokens: r.OutputTokens,
 	}
 	if r.Rank != noRank {
 		l.Rank = &r.Rank

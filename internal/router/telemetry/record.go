@@ -5,6 +5,8 @@ package telemetry
 import (
 	"context"
 	"time"
+
+	"go.opentelemetry.io/otel/trace"
 )
 
 // Record describes one request. It belongs to the goroutine that handles the request. Methods of a nil Record do
@@ -28,11 +30,17 @@ type Record struct {
 	Plan        string
 	// Retries counts the attempts before the last one.
 	Retries int
+	// Queued is the time in the queue of the router.
+	Queued time.Duration
 	// Predicted and Observed are the local shares of the request's activations; nil if they are not known.
 	Predicted, Observed *float64
 	// PromptTokens is the estimated or tokenized length of the prompt. OutputTokens is the number of generated tokens that
 	// the engine reports; 0 if it is not known.
 	PromptTokens, OutputTokens int64
+
+	// span is nil without tracing. logged is true if the access log gets a line.
+	span   trace.Span
+	logged bool
 }
 
 // noRank is the rank of a request that is not known.
@@ -51,8 +59,8 @@ func Of(ctx context.Context) *Record {
 	return r
 }
 
-// Identify sets the client of a request.
-func (r *Record) Identify(client string) {
+// Authenticate sets the client of a request.
+func (r *Record) Authenticate(client string) {
 	if r != nil {
 		r.Client = client
 	}
@@ -62,6 +70,13 @@ func (r *Record) Identify(client string) {
 func (r *Record) Retry() {
 	if r != nil {
 		r.Retries++
+	}
+}
+
+// Wait adds a time in the queue of the router.
+func (r *Record) Wait(waited time.Duration) {
+	if r != nil {
+		r.Queued += waited
 	}
 }
 

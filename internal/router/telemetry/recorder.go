@@ -10,7 +10,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
-	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/propagation"
 )
 
 // Options configures the records. The zero value records nothing.
@@ -66,34 +66,67 @@ func (r *Recorder) Close(ctx context.Context) {
 // maxIDBytes bounds the ID of a request, which a client can choose.
 const maxIDBytes = 128
 
+// Begin returns the record of a request that a gateway sends, or nil if it is not recorded. The header may continue a
+// trace; it is not changed, because the gateway creates the spans around the engine's. End ends the record.
+func (r *Recorder) Begin(ctx context.Context, header http.Header, method string, start time.Time) *Record {
+	if r == nil {
+		return nil
+	}
+	_, record := r.begin(ctx, header, method, start)
+	return record
+}
+
+// begin is Begin, and returns the context with the span.
+func (r *Recorder) begin(ctx context.Context, header http.Header, method string, start time.Time) (context.Context, *Record) {
+	record := &Record{Method: method, Started: start, Rank: noRank, logged: r.log != nil && r.log.sampled()}
+	if r.tracing != nil {
+		ctx, record.span = r.tracing.start(ctx, header, method, start)
+	}
+	if !record.logged && (record.span == nil || !record.span.IsRecording()) {
+		return ctx, nil
+	}
+	return ctx, record
+}
+
+// Identify sets the ID and the route of a request.
+func (r *Record) Identify(id, route string) {
+	if r != nil {
+		r.ID, r.Route = id[:min(len(id), maxIDBytes)], route
+	}
+}
+
+// End ends a record with the status code of the response.
+func (r *Recorder) End(record *Record, status int) {
+	if record == nil {
+		return
+	}
+	record.Duration, record.Status = time.Since(record.Started), status
+	if record.span != nil {
+		finish(record.span, record)
+	}
+	if record.logged {
+		r.log.add(record)
+	}
+}
+
 // Handler records the requests of a handler. route returns the pattern of a request's route, idHeader contains its ID.
 func (r *Recorder) Handler(next http.Handler, route func(*http.Request) string, idHeader string) http.Handler {
 	if r == nil {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, in *http.Request) {
-		start := time.Now()
-		logged := r.log != nil && r.log.sampled()
-		var span trace.Span
+		ctx, record := r.begin(in.Context(), in.Header, in.Method, time.Now())
 		if r.tracing != nil {
-			in, span = r.tracing.start(in, start)
+			propagator.Inject(ctx, propagation.HeaderCarrier(in.Header))
+			in = in.WithContext(ctx)
 		}
-		if !logged && (span == nil || !span.IsRecording()) {
+		if record == nil {
 			next.ServeHTTP(w, in)
 			return
 		}
-		id := in.Header.Get(idHeader)
-		record := &Record{ID: id[:min(len(id), maxIDBytes)], Method: in.Method, Route: route(in), Started: start, Rank: noRank}
+		record.Identify(in.Header.Get(idHeader), route(in))
 		writer := &statusWriter{ResponseWriter: w, status: http.StatusOK}
-		defer func() { // also after the panic with which a proxy aborts a broken response
-			record.Duration, record.Status = time.Since(start), writer.status
-			if span != nil {
-				finish(span, record)
-			}
-			if logged {
-				r.log.add(record)
-			}
-		}()
+		defer func() { r.End(record, writer.status) }() // also after the panic with which a proxy aborts a broken response
 		next.ServeHTTP(writer, in.WithContext(with(in.Context(), record)))
 	})
 }

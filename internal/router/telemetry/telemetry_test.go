@@ -33,7 +33,7 @@ func serve(t *testing.T, r *Recorder, header http.Header, code int) http.Header 
 	handler := r.Handler(http.HandlerFunc(func(w http.ResponseWriter, in *http.Request) {
 		got = in.Header.Clone()
 		record := Of(in.Context())
-		record.Identify("team-a")
+		record.Authenticate("team-a")
 		record.Retry()
 		record.Observe(3, 4)
 		record.Generated(7)

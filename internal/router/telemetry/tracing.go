@@ -117,13 +117,10 @@ var operations = map[string]attribute.KeyValue{
 	"/generate": semconv.GenAIOperationNameTextCompletion, "/v1/embeddings": semconv.GenAIOperationNameEmbeddings,
 }
 
-// start starts the span of a request. The engine's spans become its children, by the header of the request.
-func (t *tracing) start(r *http.Request, at time.Time) (*http.Request, trace.Span) {
-	carrier := propagation.HeaderCarrier(r.Header)
-	ctx := propagator.Extract(r.Context(), carrier)
-	ctx, span := t.tracer.Start(ctx, r.Method, trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(at))
-	propagator.Inject(ctx, carrier)
-	return r.WithContext(ctx), span
+// start starts the span of a request. The header may continue a trace.
+func (t *tracing) start(ctx context.Context, header http.Header, method string, at time.Time) (context.Context, trace.Span) {
+	ctx = propagator.Extract(ctx, propagation.HeaderCarrier(header))
+	return t.tracer.Start(ctx, method, trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(at))
 }
 
 // finish sets the attributes of a span, and ends it.
@@ -165,6 +162,7 @@ func attributes(r *Record) []attribute.KeyValue {
 	add(r.OutputTokens > 0, semconv.GenAIUsageOutputTokens(int(r.OutputTokens)))
 	add(r.Status >= http.StatusBadRequest, semconv.ErrorTypeKey.String(fmt.Sprint(r.Status)))
 	add(r.Client != "", attribute.String("semmoe.client", r.Client))
+	add(r.Queued > 0, attribute.Float64("semmoe.queue.seconds", r.Queued.Seconds()))
 	add(r.Pod != "", attribute.String("semmoe.pod", r.Pod))
 	add(r.Rank != noRank, attribute.Int("semmoe.rank", r.Rank))
 	add(r.Plan != "", attribute.String("semmoe.plan", r.Plan))

@@ -1115,14 +1115,47 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: secretName
       type:
         scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.RoutingCircuitBreaker
+  map:
+    fields:
+    - name: consecutiveFailures
+      type:
+        scalar: numeric
+    - name: ejectionSeconds
+      type:
+        scalar: numeric
+    - name: failurePercent
+      type:
+        scalar: numeric
+    - name: halfOpenRequests
+      type:
+        scalar: numeric
+    - name: maxEjectionSeconds
+      type:
+        scalar: numeric
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingMode
   scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.RoutingQueue
+  map:
+    fields:
+    - name: maxPriority
+      type:
+        scalar: numeric
+    - name: size
+      type:
+        scalar: numeric
+    - name: timeoutSeconds
+      type:
+        scalar: numeric
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingSpec
   map:
     fields:
     - name: auth
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.RoutingAuth
+    - name: circuitBreaker
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RoutingCircuitBreaker
     - name: gatewayNamespaces
       type:
         list:
@@ -1130,6 +1163,9 @@ var schemaYAML = typed.YAMLObject(`types:
             scalar: string
           elementRelationship: associative
     - name: holdMilliseconds
+      type:
+        scalar: numeric
+    - name: maxAttempts
       type:
         scalar: numeric
     - name: mode
@@ -1149,6 +1185,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: pendingLimitPerRank
       type:
         scalar: numeric
+    - name: queue
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RoutingQueue
     - name: replicas
       type:
         scalar: numeric

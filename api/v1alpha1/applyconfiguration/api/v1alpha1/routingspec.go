@@ -31,6 +31,16 @@ type RoutingSpecApplyConfiguration struct {
 	// rank). When all ranks are at the limit, requests are rejected with status 429 and a Retry-After header. Default:
 	// no limit, because engines queue requests and limit their queues.
 	PendingLimitPerRank *int32 `json:"pendingLimitPerRank,omitempty"`
+	// queue makes requests wait in a request router while all ranks are at pendingLimitPerRank. Default: they are
+	// rejected with status 429. It requires mode Router.
+	Queue *RoutingQueueApplyConfiguration `json:"queue,omitempty"`
+	// circuitBreaker configures when a failing engine pod gets no requests. Default: after two consecutive 5xx
+	// responses, a 503 or a broken connection, for one to eight seconds.
+	CircuitBreaker *RoutingCircuitBreakerApplyConfiguration `json:"circuitBreaker,omitempty"`
+	// maxAttempts is the maximum number of pods that receive a request if each of them breaks the connection before its
+	// response. 1 sends no request again that a pod may have received. Pods that cannot be reached or answer 503 do not
+	// count: other pods are tried. Default 3. It requires mode Router.
+	MaxAttempts *int32 `json:"maxAttempts,omitempty"`
 	// holdMilliseconds is the maximum time that a request waits in a request router for the rank with its experts,
 	// while that rank has received more than its share of the last 128 requests. Default: requests do not wait. Waiting
 	// increases the local share, more with more ranks (by a fifth at 16 ranks, where half of the requests wait), and
@@ -107,6 +117,30 @@ func (b *RoutingSpecApplyConfiguration) WithWeights(value *RoutingWeightsApplyCo
 // If called multiple times, the PendingLimitPerRank field is set to the value of the last call.
 func (b *RoutingSpecApplyConfiguration) WithPendingLimitPerRank(value int32) *RoutingSpecApplyConfiguration {
 	b.PendingLimitPerRank = &value
+	return b
+}
+
+// WithQueue sets the Queue field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Queue field is set to the value of the last call.
+func (b *RoutingSpecApplyConfiguration) WithQueue(value *RoutingQueueApplyConfiguration) *RoutingSpecApplyConfiguration {
+	b.Queue = value
+	return b
+}
+
+// WithCircuitBreaker sets the CircuitBreaker field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the CircuitBreaker field is set to the value of the last call.
+func (b *RoutingSpecApplyConfiguration) WithCircuitBreaker(value *RoutingCircuitBreakerApplyConfiguration) *RoutingSpecApplyConfiguration {
+	b.CircuitBreaker = value
+	return b
+}
+
+// WithMaxAttempts sets the MaxAttempts field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MaxAttempts field is set to the value of the last call.
+func (b *RoutingSpecApplyConfiguration) WithMaxAttempts(value int32) *RoutingSpecApplyConfiguration {
+	b.MaxAttempts = &value
 	return b
 }
 

@@ -52,7 +52,7 @@ generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md
 ##@ Check
 
 # Tests read their tier from SEMMOE_TESTS: see docs/testing.md. In a tier of make, a missing program is an error.
-test test-stories test-packages prometheus e2e-vllm test-vllm: export SEMMOE_TESTS ?= commit
+test test-stories test-packages prometheus e2e-vllm test-vllm test-transformers: export SEMMOE_TESTS ?= commit
 e2e dashboard e2e-oldest e2e-clients: export SEMMOE_TESTS = nightly
 
 # Packages with goroutines run with the race detector, in the shorter form of their numeric tests. make e2e runs all packages with it.
@@ -167,6 +167,11 @@ e2e-clients: build ## Run client libraries and Envoy in front of the router, wit
 test-vllm: build ## Test the plug-in for vLLM, and compare the double of vLLM with vLLM itself, on CPUs
 	@$(with-vllm) SEMMOE=$(CURDIR)/bin/semmoe integrations/vllm/test.sh "$$environment" && \
 	CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 10m -v ./test/engines -run '^TestRecording$$' -args -vllm "$$environment"
+
+.PHONY: test-transformers
+test-transformers: build ## Test the profiling backend Transformers with PyTorch and Hugging Face transformers on CPUs
+	@$(with-vllm) packages=$$(test/transformers/install.sh "$$environment"); \
+	PYTHONPATH=$$packages CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v ./test/transformers -args -python "$$environment/bin/python"
 
 .PHONY: bench
 bench: ## Measure, and print JSON (BENCH=solver, BENCH=time, BENCH=router, BENCH=reshuffle or BENCH="metis [TRACE]": that alone)

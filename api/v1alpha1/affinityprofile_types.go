@@ -55,6 +55,8 @@ type AffinityProfileList struct {
 // +kubebuilder:validation:XValidation:rule="(self.target == 'Live') != has(self.dataset)",message="targets Serving and Dedicated need dataset, and target Live does not allow it: it profiles the requests of clients",fieldPath=".dataset"
 // +kubebuilder:validation:XValidation:rule="(self.target == 'Live') == has(self.live)",message="target Live needs live, and other targets do not allow it",fieldPath=".live"
 // +kubebuilder:validation:XValidation:rule="!has(self.parallelism.podsPerReplica)",message="podsPerReplica is not allowed: a profiling Job has one pod, and the experts that a token activates do not depend on it",fieldPath=".parallelism.podsPerReplica"
+// +kubebuilder:validation:XValidation:rule="!has(self.backend) || self.backend != 'Transformers' || self.target == 'Dedicated'",message="backend Transformers needs target Dedicated: the profiling Job computes the requests",fieldPath=".target"
+// +kubebuilder:validation:XValidation:rule="!has(self.backendImage) || (has(self.backend) && self.backend == 'Transformers')",message="backendImage needs backend Transformers",fieldPath=".backendImage"
 type AffinityProfileSpec struct {
 	// model is the checkpoint to profile.
 	// +required
@@ -88,6 +90,8 @@ type AffinityProfileSpec struct {
 	// +kubebuilder:default=Serving
 	// +kubebuilder:validation:Enum=Serving;Dedicated;Live
 	Target ProfilingTarget `json:"target,omitempty"`
+
+	BackendSpec `json:",inline"`
 
 	// deploymentRef is the MoEDeployment, in the same namespace, that computes the requests with target Serving, and
 	// whose request routers provide the samples with target Live. It is required with these targets.

@@ -75,6 +75,35 @@ const (
 	ProfilingTargetLive ProfilingTarget = "Live"
 )
 
+// ProfilingBackend is the program that computes the requests of a profile.
+//
+// +kubebuilder:validation:Enum=Engine;Transformers
+type ProfilingBackend string
+
+const (
+	// ProfilingBackendEngine is the engine that serves the model.
+	ProfilingBackendEngine ProfilingBackend = "Engine"
+	// ProfilingBackendTransformers is a program that loads the checkpoint with Hugging Face transformers.
+	ProfilingBackendTransformers ProfilingBackend = "Transformers"
+)
+
+// BackendSpec selects the program that computes the requests of a profile.
+type BackendSpec struct {
+	// backend is Engine or Transformers. Default Engine. With Transformers, which needs target Dedicated, the profiling
+	// Job loads the checkpoint with PyTorch and Hugging Face transformers on one device, one layer after the other. The
+	// engine does not run, so the engine need not return the experts of a request, and the model need not fit the device.
+	// +optional
+	// +kubebuilder:default=Engine
+	Backend ProfilingBackend `json:"backend,omitempty"`
+
+	// backendImage is the image of backend Transformers. It must contain Python 3 as python3, PyTorch, transformers 5.0
+	// or later and, for checkpoints that exceed the memory of the node, accelerate. Default engine.image.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	BackendImage string `json:"backendImage,omitempty"`
+}
+
 // RefreshMode is how the model is profiled again after drift.
 //
 // +kubebuilder:validation:Enum=Job;Live
@@ -127,6 +156,9 @@ type SamplingSpec struct {
 //
 // +kubebuilder:validation:XValidation:rule="(has(self.dataset) ? 1 : 0) + (has(self.profileRef) ? 1 : 0) == 1",message="set either dataset or profileRef"
 // +kubebuilder:validation:XValidation:rule="!has(self.refresh) || self.refresh != 'Job' || has(self.dataset)",message="refresh Job needs dataset: set it, or use Live",fieldPath=".refresh"
+// +kubebuilder:validation:XValidation:rule="!has(self.backend) || self.backend != 'Transformers' || self.target == 'Dedicated'",message="backend Transformers needs target Dedicated: the profiling Job computes the requests",fieldPath=".target"
+// +kubebuilder:validation:XValidation:rule="!has(self.backendImage) || (has(self.backend) && self.backend == 'Transformers')",message="backendImage needs backend Transformers",fieldPath=".backendImage"
+// +kubebuilder:validation:XValidation:rule="!has(self.backend) || self.backend != 'Transformers' || has(self.dataset)",message="backend Transformers needs dataset",fieldPath=".backend"
 type ProfilingSpec struct {
 	// dataset contains the requests that are sent to the model to record which experts its tokens activate. Set either
 	// dataset or profileRef.
@@ -146,6 +178,8 @@ type ProfilingSpec struct {
 	// +kubebuilder:default=Serving
 	// +kubebuilder:validation:Enum=Serving;Dedicated
 	Target ProfilingTarget `json:"target,omitempty"`
+
+	BackendSpec `json:",inline"`
 
 	// template is merged over the pod template of the profiling Job, like spec.template of an AffinityProfile: node
 	// selector, tolerations, and resources of the containers "profile" and, with target Dedicated, "engine". If

@@ -40,6 +40,7 @@ func newRootCommand() *cobra.Command {
 	cmd.SetFlagErrorFunc(cli.FlagError)
 	flags := cmd.Flags()
 	flags.StringVar(&o.ModelPath, "model-path", o.ModelPath, "directory of the checkpoint (required)")
+	flags.StringVar(&o.LayoutAs, "layout-as", o.LayoutAs, "model type as which the checkpoint runs, for a checkpoint of an unknown type (default: its own type)")
 	flags.StringVar(&o.ServedModelName, "served-model-name", o.ServedModelName, "model name in the API (default: the model path)")
 	flags.StringVar(&o.Host, "host", o.Host, "address to listen on")
 	flags.IntVar(&o.Port, "port", o.Port, "port to listen on")

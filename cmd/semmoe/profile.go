@@ -39,6 +39,9 @@ const (
 	// exitStoreFull is the exit code of a full artifact store. Space must be freed before another attempt may use
 	// devices.
 	exitStoreFull = 5
+	// The backends of a profile.
+	backendEngine       = "Engine"
+	backendTransformers = "Transformers"
 	// profileStoreRetry is the time limit for an unavailable or full artifact store before a recorded profile is
 	// discarded. A full store is retried every profileFullPeriod.
 	profileStoreRetry = 10 * time.Minute
@@ -56,15 +59,20 @@ type profileOptions struct {
 	scope                                      string
 	modelDigest, datasetDigest                 string
 	progressAddress, messageFile               string
+	backend, python                            string
+	recorderArgs                               []string
 }
 
 func newProfileCommand() *cobra.Command {
 	var o profileOptions
 	command := &cobra.Command{
-		Use:   "profile --endpoint URL --model-path DIR --dataset FILE (--out TRACE | --store-scope NAMESPACE/ID)",
-		Short: "Record the experts that the tokens of a data set activate in a running engine",
+		Use:   "profile (--endpoint URL | --backend Transformers) --model-path DIR --dataset FILE (--out TRACE | --store-scope NAMESPACE/ID)",
+		Short: "Record the experts that the tokens of a data set activate",
 		Long: `Send the requests of a data set to a running engine, or to the request router in front of it, and write the routing
 trace: which experts each token activated. The engine must have been started with --enable-return-routed-experts.
+
+With --backend Transformers no engine is needed: a Python program loads the checkpoint with PyTorch and Hugging Face
+transformers (5.0 or later) and records the experts of the prompts, one layer after the other, on a GPU or on CPUs.
 
 The data set is JSONL: {"prompt": "..."}, {"messages": [{"role", "content"}, ...]} or ShareGPT's {"conversations":
 [{"from", "value"}, ...]}, each with an optional "domain".
@@ -86,7 +94,10 @@ Exit codes: 3 the model, the data set or a flag is invalid; 4 the engine failed;
 	}
 	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return profileError{checkpoint.Invalidf("%v", err)} })
 	flags := command.Flags()
-	flags.StringVar(&o.endpoint, "endpoint", "", "base URL of the engine or its request router (required)")
+	flags.StringVar(&o.backend, "backend", backendEngine, "program that computes the requests: "+backendEngine+" or "+backendTransformers)
+	flags.StringVar(&o.endpoint, "endpoint", "", "base URL of the engine or its request router (required with --backend Engine), or of a running recorder (default with --backend Transformers: the command starts one)")
+	flags.StringVar(&o.python, "python", "python3", "Python interpreter with PyTorch and transformers, with --backend Transformers and without --endpoint")
+	flags.StringArrayVar(&o.recorderArgs, "recorder-arg", nil, "flag of the recorder that the command starts, such as --device=cpu, --dtype=float32 or --offload-dir=DIR; may be repeated")
 	flags.StringVar(&o.engine, "engine", "SGLang", "type of the engine: "+registry.Types())
 	flags.BoolVar(&o.dedicated, "dedicated", false, "dedicated engine of this profile: its crash, or a timeout before it serves, ends the run with exit code 4 because a retry would fail in the same way")
 	flags.StringVar(&o.model, "model-path", "", "directory of the checkpoint that the engine serves (required)")
@@ -134,8 +145,11 @@ var errTimeout = errors.New("the run exceeded --timeout: the engine is too slow 
 
 // validate checks the values of flags; given reports which flags are set.
 func (o *profileOptions) validate(given func(flag string) bool) error {
+	if err := o.validateBackend(given); err != nil {
+		return err
+	}
 	for _, flag := range []struct{ name, value string }{{"endpoint", o.endpoint}, {"model-path", o.model}, {"dataset", o.dataset}} {
-		if flag.value == "" {
+		if flag.value == "" && (flag.name != "endpoint" || o.backend == backendEngine) {
 			return checkpoint.Invalidf("--%s is missing", flag.name)
 		}
 	}
@@ -162,6 +176,25 @@ func (o *profileOptions) validate(given func(flag string) bool) error {
 	if o.out != "" {
 		if err := atomicfile.Check(o.out); err != nil {
 			return checkpoint.Invalidf("--out: %v", err)
+		}
+	}
+	return nil
+}
+
+// validateBackend refuses an unknown backend, and flags that the backend does not use.
+func (o *profileOptions) validateBackend(given func(flag string) bool) error {
+	unused := []string{"python", "recorder-arg"}
+	switch {
+	case o.backend == backendTransformers && o.endpoint == "":
+		unused = []string{"engine", "dedicated", "new-tokens", "concurrency"}
+	case o.backend == backendTransformers:
+		unused = append(unused, "engine", "dedicated", "new-tokens", "concurrency")
+	case o.backend != backendEngine:
+		return checkpoint.Invalidf("--backend is %q; it must be %s or %s", o.backend, backendEngine, backendTransformers)
+	}
+	for _, flag := range unused {
+		if given(flag) {
+			return checkpoint.Invalidf("--%s has no effect with --backend %s and --endpoint %q: remove it", flag, o.backend, o.endpoint)
 		}
 	}
 	return nil
@@ -196,6 +229,9 @@ func runProfile(ctx context.Context, o profileOptions, given func(flag string) b
 	report := reportProgress(board, progressLine(os.Stderr))
 	inputs.Progress = report
 	record := func() (*profile.Profile, error) { return profile.Run(ctx, inputs) }
+	if o.backend == backendTransformers {
+		record = func() (*profile.Profile, error) { return recordWithTransformers(ctx, o, inputs) }
+	}
 	var summary profile.Summary
 	if o.scope != "" {
 		manifest := profile.Manifest{ModelDigest: inputs.Report.ModelDigest, DatasetDigest: dataset.Digest, Sampling: o.sampling()}
@@ -219,8 +255,8 @@ func readInputs(o profileOptions) (profile.Options, inspection.DatasetReport, er
 	if err != nil {
 		return fail(checkpoint.Invalidf("--engine: %v", err))
 	}
-	if !adapter.ReportsRoutedExperts() {
-		return fail(checkpoint.Invalidf("--engine is %s, which does not report the experts of a request; use another engine", adapter.Type))
+	if o.backend == backendEngine && !adapter.ReportsRoutedExperts() {
+		return fail(checkpoint.Invalidf("--engine is %s, which does not report the experts of a request; use another engine, or --backend Transformers", adapter.Type))
 	}
 	report, err := checkpoint.InspectAs(o.model, o.layoutAs)
 	if err != nil {

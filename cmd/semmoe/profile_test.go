@@ -75,6 +75,12 @@ func TestProfileFailureConditions(t *testing.T) {
 		want []string
 	}{
 		"no endpoint":       {append(common, "--out", "t.safetensors"), 3, []string{"--endpoint is missing"}},
+		"other backend":     {append(common, "--out", "t.safetensors", "--backend", "Jax"), 3, []string{`--backend is "Jax"; it must be Engine or Transformers`}},
+		"unused flag":       {append(common, "--out", "t.safetensors", "--backend", "Transformers", "--engine", "VLLM"), 3, []string{"--engine has no effect with --backend Transformers"}},
+		"unused recorder":   {append(common, "--out", "t.safetensors", "--endpoint", deaf.URL, "--python", "python3"), 3, []string{"--python has no effect with --backend Engine"}},
+		"no interpreter":    {append(common, "--out", "t.safetensors", "--backend", "Transformers", "--python", "/nonexistent"), 3, []string{"--python: failed to start /nonexistent"}},
+		"no recorder":       {append(common, "--out", "t.safetensors", "--backend", "Transformers", "--python", "false"), 3, []string{"the recorder did not start: exit status 1"}},
+		"dead recorder":     {append(common, "--out", "t.safetensors", "--backend", "Transformers", "--endpoint", "http://"+nobody, "--wait", "200ms"), 4, []string{"does not serve within 200ms"}},
 		"nowhere to":        {append(common, "--endpoint", deaf.URL), 3, []string{"exactly one of --out and --store-scope"}},
 		"unknown flag":      {[]string{"--nope"}, 3, nil},
 		"name of the trace": {append(common, "--endpoint", deaf.URL, "--out", "t.bin"), 3, []string{"t.bin", ".safetensors.zst"}},
@@ -224,4 +230,18 @@ func TestUntilRoom(t *testing.T) {
 			t.Errorf("after the deadline: %v, want the store's error", err)
 		}
 	})
+}
+
+// TestUnreadTokenizers checks that a checkpoint with only the tokenizer files of Mistral or sentencepiece is profiled
+// without a tokenizer, so that the request router asks the engine for token IDs.
+func TestUnreadTokenizers(t *testing.T) {
+	for _, name := range []string{"tekken.json", "tokenizer.model"} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(`{"config": {}}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if words, err := readTokenizer(dir); words != nil || err != nil {
+			t.Errorf("%s: a tokenizer of %d bytes, error %v", name, len(words), err)
+		}
+	}
 }

@@ -165,7 +165,7 @@ func (r *Reconciler) observe(ctx context.Context, profile *semmoev1.AffinityProf
 		o.Invalid = invalidf("ModelNotProfilable", "spec.model: %s", report.Unprofilable)
 		return o, pods, nil
 	}
-	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated {
+	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated && !usesTransformers(profile) {
 		if err := report.CheckExpertParallelSize(int(profile.Spec.Parallelism.ExpertParallelSize)); err != nil {
 			o.Invalid = invalidf("InvalidExpertParallelSize", "spec.parallelism.expertParallelSize: %v", err)
 			return o, pods, nil

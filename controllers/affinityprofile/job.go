@@ -3,6 +3,7 @@
 package affinityprofile
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -30,6 +31,8 @@ const (
 	podIPVariable   = "POD_IP"
 	modelVolume     = "model"
 	sharedMemory    = "shm"
+	offloadVolume   = "offload"
+	offloadPath     = "/offload"
 	temporaryVolume = "profile-tmp" // a template for serving pods may contain a volume tmp
 
 	// loadTime is the maximum time for an engine to load its model.
@@ -110,6 +113,10 @@ func render(profile *semmoev1.AffinityProfile, to target, attempt int) (*batchv1
 	dedicated := profile.Spec.Target == semmoev1.ProfilingTargetDedicated
 	if dedicated {
 		sidecar, err := engineSidecar(profile)
+		if usesTransformers(profile) {
+			sidecar, err = transformersSidecar(profile), nil
+			ours.Spec.Volumes = append(ours.Spec.Volumes, corev1.Volume{Name: offloadVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -145,7 +152,6 @@ func recorder(profile *semmoev1.AffinityProfile, to target, timeout time.Duratio
 	sampling := samplingOf(profile)
 	args := []string{
 		"profile",
-		"--engine=" + string(profile.Spec.Engine.Type),
 		"--model-path=" + profile.Spec.Model.Path,
 		"--model-digest=" + to.ModelDigest,
 		"--dataset=" + dataset.Path,
@@ -160,10 +166,13 @@ func recorder(profile *semmoev1.AffinityProfile, to target, timeout time.Duratio
 	if layout := profile.Spec.Model.LayoutAs; layout != "" {
 		args = append(args, "--layout-as="+layout)
 	}
-	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated {
-		args = append(args, "--dedicated", "--wait="+loadTime.String(), fmt.Sprintf("--endpoint=http://$(%s):%d", podIPVariable, profile.Spec.Engine.Port))
-	} else {
-		args = append(args, fmt.Sprintf("--endpoint=http://%s.%s.svc:%d", profile.Spec.DeploymentRef.Name, profile.Namespace, semmoev1.ServicePort))
+	switch own := fmt.Sprintf("--endpoint=http://$(%s):%d", podIPVariable, profile.Spec.Engine.Port); {
+	case usesTransformers(profile):
+		args = append(args, "--backend=Transformers", "--wait="+loadTime.String(), own)
+	case profile.Spec.Target == semmoev1.ProfilingTargetDedicated:
+		args = append(args, "--engine="+string(profile.Spec.Engine.Type), "--dedicated", "--wait="+loadTime.String(), own)
+	default:
+		args = append(args, "--engine="+string(profile.Spec.Engine.Type), fmt.Sprintf("--endpoint=http://%s.%s.svc:%d", profile.Spec.DeploymentRef.Name, profile.Namespace, semmoev1.ServicePort))
 	}
 	security := podsecurity.Container()
 	pod := podsecurity.Pod() // the engine in the same pod may be unrestricted
@@ -203,25 +212,37 @@ func engineSidecar(profile *semmoev1.AffinityProfile) (corev1.Container, error) 
 	if len(command) == 0 {
 		command = adapter.Command
 	}
-	devices := corev1.ResourceList{
-		corev1.ResourceName(profile.Spec.Parallelism.ResourceName): *resource.NewQuantity(int64(profile.Spec.Parallelism.ExpertParallelSize), resource.DecimalSI),
-	}
+	return sidecar(profile, profile.Spec.Engine.Image, command, args, profile.Spec.Parallelism.ExpertParallelSize), nil
+}
+
+// transformersSidecar returns the engine container of backend Transformers. It runs the recorder on one device.
+func transformersSidecar(profile *semmoev1.AffinityProfile) corev1.Container {
+	container := sidecar(profile, cmp.Or(profile.Spec.BackendImage, profile.Spec.Engine.Image), []string{"python3", "-c", recording.TransformersRecorder}, []string{
+		"--model-path=" + profile.Spec.Model.Path, "--host=$(" + podIPVariable + ")", fmt.Sprintf("--port=%d", profile.Spec.Engine.Port), "--offload-dir=" + offloadPath,
+	}, 1)
+	container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: offloadVolume, MountPath: offloadPath})
+	return container
+}
+
+// sidecar returns the container that computes the requests.
+func sidecar(profile *semmoev1.AffinityProfile, image string, command, args []string, devices int32) corev1.Container {
+	resources := corev1.ResourceList{corev1.ResourceName(profile.Spec.Parallelism.ResourceName): *resource.NewQuantity(int64(devices), resource.DecimalSI)}
 	return corev1.Container{
 		Name:                     semmoev1.EngineContainer,
 		RestartPolicy:            ptr.To(corev1.ContainerRestartPolicyAlways),
-		Image:                    profile.Spec.Engine.Image,
+		Image:                    image,
 		Command:                  command,
 		Args:                     args,
 		Env:                      append([]corev1.EnvVar{podIPEnv()}, profile.Spec.Engine.Env...),
 		Ports:                    []corev1.ContainerPort{{Name: "http", ContainerPort: profile.Spec.Engine.Port, Protocol: corev1.ProtocolTCP}},
-		Resources:                corev1.ResourceRequirements{Requests: devices, Limits: devices},
+		Resources:                corev1.ResourceRequirements{Requests: resources, Limits: resources},
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: modelVolume, MountPath: semmoev1.ModelMountPath, ReadOnly: true},
 			// Collective libraries exchange data between the processes of an engine through shared memory.
 			{Name: sharedMemory, MountPath: "/dev/shm"},
 		},
-	}, nil
+	}
 }
 
 // asSidecars converts a template, which may be written for serving pods, to a template for a pod that terminates. All

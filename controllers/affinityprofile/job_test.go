@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	recording "github.com/semmoe/operator/internal/profile"
 )
 
 func TestRenderDedicated(t *testing.T) {
@@ -218,5 +219,50 @@ func TestValidate(t *testing.T) {
 				t.Errorf("%s: message %q does not contain %q", name, got.message, part)
 			}
 		}
+	}
+}
+
+// TestRenderTransformers checks that the recorder takes the place of the engine, with one device, and that nothing of
+// the engine remains.
+func TestRenderTransformers(t *testing.T) {
+	p := newProfile(func(p *semmoev1.AffinityProfile) {
+		p.Spec.Backend = semmoev1.ProfilingBackendTransformers
+		p.Spec.Engine.Type = semmoev1.EngineTensorRTLLM // returns no experts
+		p.Spec.Engine.Args = []string{"--no-such-flag"}
+		p.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{
+			Name: "engine", Resources: corev1.ResourceRequirements{
+				Requests: corev1.ResourceList{"example.com/gpu": resource.MustParse("1")}, Limits: corev1.ResourceList{"example.com/gpu": resource.MustParse("1")},
+			},
+		}}}}
+	})
+	if err := Validate(p); err != nil {
+		t.Fatal(err)
+	}
+	for image, want := range map[string]string{"": "engine:1", "torch:2": "torch:2"} {
+		p.Spec.BackendImage = image
+		spec := job(p, 1).Spec.Template.Spec
+		engine, recorder := spec.InitContainers[0], spec.Containers[0]
+		if engine.Name != "engine" || engine.Image != want || !slices.Equal(engine.Command, []string{"python3", "-c", recording.TransformersRecorder}) ||
+			!slices.Equal(engine.Args, []string{"--model-path=/models/m", "--host=$(POD_IP)", "--port=30000", "--offload-dir=/offload"}) {
+			t.Errorf("engine %s, image %s, args %v", engine.Name, engine.Image, engine.Args)
+		}
+		if one := resource.MustParse("1"); !engine.Resources.Limits["nvidia.com/gpu"].Equal(one) || !engine.Resources.Requests["nvidia.com/gpu"].Equal(one) || len(engine.Resources.Limits) != 2 {
+			t.Errorf("devices %v", engine.Resources)
+		}
+		if !slices.ContainsFunc(engine.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/offload" && !m.ReadOnly }) ||
+			!slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == "offload" && v.EmptyDir != nil }) {
+			t.Errorf("no volume for weights: %v, %v", engine.VolumeMounts, spec.Volumes)
+		}
+		if !slices.Contains(recorder.Args, "--backend=Transformers") || !slices.Contains(recorder.Args, "--endpoint=http://$(POD_IP):30000") ||
+			slices.ContainsFunc(recorder.Args, func(arg string) bool { return strings.HasPrefix(arg, "--engine") || arg == "--dedicated" }) {
+			t.Errorf("args %v", recorder.Args)
+		}
+	}
+	if strings.Contains(recording.TransformersRecorder, "$(") || len(recording.TransformersRecorder) > 100<<10 {
+		t.Error("the program contains $(, which Kubernetes expands, or is too long for an argument")
+	}
+	p.Spec.Backend = semmoev1.ProfilingBackendEngine
+	if err := Validate(p); err == nil || !strings.Contains(err.Error(), "backend Transformers") {
+		t.Errorf("an engine that returns no experts: %v", err)
 	}
 }

@@ -39,8 +39,8 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 	if err != nil {
 		return invalidf("UnknownEngine", "spec.engine.type: %v", err)
 	}
-	if !adapter.ReportsRoutedExperts() {
-		return invalidf("RoutedExpertsUnavailable", "spec.engine.type: %s does not return the experts of a request and cannot profile: use another engine", adapter.Type)
+	if !adapter.ReportsRoutedExperts() && !usesTransformers(profile) {
+		return invalidf("RoutedExpertsUnavailable", "spec.engine.type: %s does not return the experts of a request and cannot profile: use another engine, or backend Transformers with target Dedicated", adapter.Type)
 	}
 	if err := family.CheckLayout(profile.Spec.Model.LayoutAs); err != nil {
 		return invalidf("InvalidSpec", "spec.model.layoutAs: %v", err)
@@ -50,7 +50,7 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 	}
 	// The start of the engine does not matter once there is a result: a later operator release that rejects more
 	// options must not invalidate the result.
-	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated && profile.Status.Result == nil {
+	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated && !usesTransformers(profile) && profile.Status.Result == nil {
 		situation := engine.Situation{Release: adapter.ImageRelease(profile.Spec.Engine.Image), Launch: launch(profile), UserArgs: profile.Spec.Engine.Args}
 		ofTemplate := podtemplate.Env(profile.Spec.Template, semmoev1.EngineContainer)
 		for _, variable := range slices.Concat(profile.Spec.Engine.Env, ofTemplate) {
@@ -68,9 +68,10 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 		if refusals := adapter.StartupSupport(situation).Refusals; len(refusals) > 0 {
 			return invalidf(refusals[0].Reason, "%s", refusals[0].Message)
 		}
-		if slices.ContainsFunc(profile.Spec.Engine.Env, func(env corev1.EnvVar) bool { return env.Name == podIPVariable }) {
-			return invalidf("InvalidSpec", "spec.engine.env: %s is set by the operator: use another name", podIPVariable)
-		}
+	}
+	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated && profile.Status.Result == nil &&
+		slices.ContainsFunc(profile.Spec.Engine.Env, func(env corev1.EnvVar) bool { return env.Name == podIPVariable }) {
+		return invalidf("InvalidSpec", "spec.engine.env: %s is set by the operator: use another name", podIPVariable)
 	}
 	if profile.Status.Result != nil {
 		return nil
@@ -79,6 +80,11 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 		return invalidf("InvalidTemplate", "%v", err)
 	}
 	return nil
+}
+
+// usesTransformers reports whether the profiling Job computes the requests without the engine.
+func usesTransformers(profile *semmoev1.AffinityProfile) bool {
+	return profile.Spec.Backend == semmoev1.ProfilingBackendTransformers
 }
 
 // validateLive rejects fields that a profile with target Live does not use.

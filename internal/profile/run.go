@@ -126,7 +126,6 @@ func Run(ctx context.Context, o Options) (*Profile, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	domains := domainsOf(o.Items)
 	c := &client{
 		base: o.Endpoint, adapter: o.Adapter, layers: o.Report.Layers, top: o.Report.ExpertsPerToken,
 		http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: o.Concurrency}, Timeout: requestTimeout},
@@ -149,7 +148,12 @@ func Run(ctx context.Context, o Options) (*Profile, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := assemble(o, traced.requests(), domains)
+	return profileOf(o, counted, traced, refused, begin)
+}
+
+// profileOf returns the profile of the counted tokens, and of the requests that the reservoir kept.
+func profileOf(o Options, counted *counts.Counts, traced *reservoir, refused int, begin time.Time) (*Profile, error) {
+	t := assemble(o, traced.requests(), domainsOf(o.Items))
 	if err := t.Validate(); err != nil {
 		return nil, &EngineError{fmt.Sprintf("the responses of the engine are invalid: %v", err)}
 	}
@@ -179,7 +183,7 @@ func sendAll(ctx context.Context, c *client, o Options, consume func(*recorded) 
 	go func() {
 		defer close(sent)
 		defer close(queue)
-		for _, item := range rand.New(rand.NewPCG(o.Seed, 0x73656e64)).Perm(len(o.Items)) {
+		for _, item := range sendOrder(o) {
 			future := make(chan outcome, 1)
 			select {
 			case queue <- future:
@@ -230,6 +234,9 @@ func sendAll(ctx context.Context, c *client, o Options, consume func(*recorded) 
 	return refused, ctx.Err()
 }
 
+// sendOrder returns the random order, which Seed determines, in which the items are sent.
+func sendOrder(o Options) []int { return rand.New(rand.NewPCG(o.Seed, 0x73656e64)).Perm(len(o.Items)) }
+
 // sendOne records one item. It retries failures except rejections, with exponential back-off.
 func (c *client) sendOne(ctx context.Context, item Item, o Options) (*recorded, error) {
 	var last error
@@ -270,13 +277,20 @@ func (c *client) try(ctx context.Context, item Item, o Options) (*recorded, erro
 	if err != nil {
 		return nil, err
 	}
-	for _, token := range tokens {
-		if token < 0 || int(token) >= o.Report.Vocab {
-			return nil, &EngineError{fmt.Sprintf("the engine returned token ID %d: the vocabulary of the model has IDs 0 to %d", token, o.Report.Vocab-1)}
-		}
+	if err := checkTokens(tokens, o.Report); err != nil {
+		return nil, err
 	}
 	kept, err := moeOnly(experts, o.Report)
 	return &recorded{tokens: tokens, experts: kept}, err
+}
+
+func checkTokens(tokens []int32, report checkpoint.Report) error {
+	for _, token := range tokens {
+		if token < 0 || int(token) >= report.Vocab {
+			return &EngineError{fmt.Sprintf("the engine returned token ID %d: the vocabulary of the model has IDs 0 to %d", token, report.Vocab-1)}
+		}
+	}
+	return nil
 }
 
 // moeOnly removes the rows of dense layers, whose content is undefined, and validates the others.

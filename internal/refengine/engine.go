@@ -178,7 +178,7 @@ func member(ctx context.Context, front *server.Server, webDone <-chan error, o O
 
 // load reads the model, its tokenizer and its locality.
 func load(o Options) (*server.Engine, error) {
-	ckpt, err := checkpoint.Open(o.ModelPath)
+	ckpt, err := checkpoint.OpenAs(o.ModelPath, o.LayoutAs)
 	if err != nil {
 		return nil, err
 	}

@@ -31,8 +31,10 @@ const slowStep = 50 * time.Millisecond
 // Options are the command line options. They have the same meaning as in SGLang.
 type Options struct {
 	ModelPath string
-	Host      string
-	Port      int
+	// LayoutAs is the model type as which a checkpoint of an unknown type runs. It is empty for the model's own type.
+	LayoutAs string
+	Host     string
+	Port     int
 	// TPSize is the number of devices, DPSize the number of data-parallel attention ranks, and EPSize the number of
 	// expert-parallel ranks.
 	TPSize, DPSize, EPSize int

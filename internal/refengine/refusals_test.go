@@ -3,8 +3,11 @@
 package refengine
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -212,5 +215,35 @@ func TestAPIKeys(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestUnknownModelType checks that a checkpoint of an unknown type is refused, unless the user states its type, and
+// answers like the checkpoint of that type.
+func TestUnknownModelType(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(tinyModel)); err != nil {
+		t.Fatal(err)
+	}
+	config := filepath.Join(dir, "config.json")
+	text, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(config, bytes.Replace(text, []byte(`"qwen3_moe"`), []byte(`"acme_moe"`), 1), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	o := DefaultOptions()
+	o.ModelPath = dir
+	if _, err := load(o); err == nil || !strings.Contains(err.Error(), "acme_moe") {
+		t.Errorf("an unknown type: %v", err)
+	}
+	o.LayoutAs = "mixtral"
+	if _, err := load(o); err == nil || !strings.Contains(err.Error(), "mixtral") {
+		t.Errorf("another type: %v", err)
+	}
+	o.LayoutAs = "qwen3_moe"
+	if _, err := load(o); err != nil {
+		t.Error(err)
 	}
 }

@@ -78,6 +78,41 @@ func TestProfilePodsPerReplicaRefused(t *testing.T) {
 	refusedWith(t, api.Create(t.Context(), object(t, spread)), []string{"spec.parallelism.podsPerReplica", "do not depend on it"})
 }
 
+// TestTransformersBackend checks that the backend Transformers needs a profiling Job, and that only it has an image.
+func TestTransformersBackend(t *testing.T) {
+	for name, tc := range map[string]struct {
+		fields string
+		want   []string
+	}{
+		"transformers":         {"  backend: Transformers\n  backendImage: torch:1\n", nil},
+		"transformers-live":    {"  backend: Transformers\n  deploymentRef: {name: m}\n", []string{"backend Transformers needs target Dedicated"}},
+		"image-without-effect": {"  backendImage: torch:1\n", []string{"backendImage needs backend Transformers"}},
+		"unknown-backend":      {"  backend: Jax\n", []string{"spec.backend"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text := strings.Replace(minimalProfile, "NAME", name, 1) + tc.fields
+			if strings.Contains(tc.fields, "deploymentRef") {
+				text = strings.Replace(text, "target: Dedicated", "target: Serving", 1)
+			}
+			refusedWith(t, api.Create(t.Context(), object(t, text)), tc.want)
+		})
+	}
+	for name, tc := range map[string]struct {
+		profiling string
+		want      []string
+	}{
+		"by-transformers":      {"{dataset: {configMap: {name: d}}, target: Dedicated, backend: Transformers, backendImage: 'torch:1'}", nil},
+		"by-the-engine":        {"{dataset: {configMap: {name: d}}, backend: Transformers}", []string{"backend Transformers needs target Dedicated"}},
+		"without-data":         {"{profileRef: {name: p}, target: Dedicated, backend: Transformers}", []string{"backend Transformers needs dataset"}},
+		"image-of-the-default": {"{dataset: {configMap: {name: d}}, backendImage: 'torch:1'}", []string{"backendImage needs backend Transformers"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text := strings.Replace(minimal, "NAME", name, 1) + "  profiling: " + tc.profiling + "\n"
+			refusedWith(t, api.Create(t.Context(), object(t, text)), tc.want)
+		})
+	}
+}
+
 // TestServingProfileNeedsADeployment checks that a profile of a running deployment must reference the deployment.
 func TestServingProfileNeedsADeployment(t *testing.T) {
 	serving := strings.NewReplacer("NAME", "serving", "target: Dedicated", "target: Serving").Replace(minimalProfile)

@@ -28,7 +28,7 @@ import (
 
 // reasons contains the permitted reasons in "not run" marks.
 var reasons = []string{
-	"needs GPUs", "needs running pods", "needs another operator", "takes minutes", "names of your own",
+	"needs GPUs", "needs running pods", "needs another operator", "needs PyTorch", "takes minutes", "names of your own",
 }
 
 // namesOfReaders replaces the placeholders for readers by names that exist in the test.

@@ -139,6 +139,11 @@ var shownElsewhere = map[string]string{
 	// The small model has its own type, whose layout is known.
 	"MoEDeployment spec.model.layoutAs":   "internal/model/reshuffle TestLayoutAs",
 	"AffinityProfile spec.model.layoutAs": "internal/model/reshuffle TestLayoutAs",
+	// The small profiles in these tests are recorded by the agent, whatever computes them.
+	"MoEDeployment spec.profiling.backend":      "test/api TestTransformersBackend",
+	"MoEDeployment spec.profiling.backendImage": "test/api TestTransformersBackend",
+	"AffinityProfile spec.backend":              "controllers/affinityprofile TestRenderTransformers",
+	"AffinityProfile spec.backendImage":         "controllers/affinityprofile TestRenderTransformers",
 	// This field needs another routing mode.
 	"MoEDeployment spec.routing.gatewayNamespaces": "controllers/moedeployment/front TestNetworkPolicies",
 	// Secrets of request routers change their pods only, which the agent runs in any case.

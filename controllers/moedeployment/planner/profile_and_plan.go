@@ -28,6 +28,8 @@ type profileInputs struct {
 	Dataset  semmoev1.DatasetSpec     `json:"dataset"`
 	Sampling semmoev1.SamplingSpec    `json:"sampling"`
 	Target   semmoev1.ProfilingTarget `json:"target"`
+	// Backend is omitted if it is Engine.
+	Backend semmoev1.ProfilingBackend `json:"backend,omitempty"`
 }
 
 // ProfileOf returns the profile that the spec requests, for a model that is not inspected yet; nil if the spec requests
@@ -40,13 +42,17 @@ func profileFor(moed *semmoev1.MoEDeployment, modelDigest string) *semmoev1.Affi
 	if profiling == nil || profiling.Dataset == nil {
 		return nil
 	}
-	name := moed.Name + "-" + ownership.ShortHash(profileInputs{
+	inputs := profileInputs{
 		Path: moed.Spec.Model.Path, LayoutAs: moed.Spec.Model.LayoutAs, Volume: moed.Spec.Model.Volume, Model: modelDigest,
 		Dataset: *profiling.Dataset, Sampling: profiling.SamplingSpec, Target: profiling.Target,
-	}, 8)
+	}
+	if profiling.Backend != semmoev1.ProfilingBackendEngine {
+		inputs.Backend = profiling.Backend
+	}
+	name := moed.Name + "-" + ownership.ShortHash(inputs, 8)
 	spec := semmoev1.AffinityProfileSpec{
 		Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: placedAs(moed),
-		Dataset: profiling.Dataset, SamplingSpec: profiling.SamplingSpec, Target: profiling.Target,
+		Dataset: profiling.Dataset, SamplingSpec: profiling.SamplingSpec, Target: profiling.Target, BackendSpec: profiling.BackendSpec,
 		Template: schedulingOf(moed.Spec.Template),
 	}
 	if profiling.Target == semmoev1.ProfilingTargetServing {

@@ -232,8 +232,8 @@ func validateRoutedExperts(moed *semmoev1.MoEDeployment, adapter engine.Adapter)
 	if percent := moed.Spec.Routing.SamplePercent; percent != nil && *percent > 0 {
 		return Invalidf(desired.ReasonRoutedExpertsUnavailable, "spec.routing.samplePercent is %d: %s does not return the routed experts of requests: use 0, or remove it", *percent, adapter.Type)
 	}
-	if profiling := moed.Spec.Profiling; profiling != nil && profiling.Dataset != nil {
-		return Invalidf(desired.ReasonRoutedExpertsUnavailable, "spec.profiling.dataset: %s does not return the routed experts of requests, and cannot profile: reference in spec.profiling.profileRef an AffinityProfile of the same model from another engine", adapter.Type)
+	if profiling := moed.Spec.Profiling; profiling != nil && profiling.Dataset != nil && profiling.Backend != semmoev1.ProfilingBackendTransformers {
+		return Invalidf(desired.ReasonRoutedExpertsUnavailable, "spec.profiling.dataset: %s does not return the routed experts of requests, and cannot profile: set spec.profiling.backend to Transformers and spec.profiling.target to Dedicated, or reference in spec.profiling.profileRef an AffinityProfile of the same model from another engine", adapter.Type)
 	}
 	return nil
 }

@@ -65,8 +65,8 @@ func (p ropeParameters) kind() string { return cmp.Or(p.Type, p.OldType, "defaul
 
 // parseConfig parses and validates the architecture. It rejects features that this package does not support.
 func parseConfig(base *checkpoint.Config) (*Config, error) {
-	if base.ModelType != "qwen3_moe" {
-		return nil, checkpoint.Invalidf("model_type %q: this engine runs qwen3_moe only", base.ModelType)
+	if modelType := cmp.Or(base.LayoutAs, base.ModelType); modelType != "qwen3_moe" {
+		return nil, checkpoint.Invalidf("model_type %q: this engine runs qwen3_moe only", modelType)
 	}
 	var raw rawConfig
 	if err := json.Unmarshal(base.Text, &raw); err != nil {

@@ -12,10 +12,7 @@ import (
 	"github.com/semmoe/operator/internal/router/waitqueue"
 )
 
-type (
-	fairQueue = waitqueue.FairQueue[string]
-	waiter    = waitqueue.Waiter[string]
-)
+type waiter = waitqueue.Waiter[string]
 
 func anyone(string) bool { return true }
 

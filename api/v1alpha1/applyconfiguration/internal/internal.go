@@ -46,6 +46,13 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.semmoe.operator.api.v1alpha1.AffinityProfileSpec
   map:
     fields:
+    - name: backend
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ProfilingBackend
+      default: Engine
+    - name: backendImage
+      type:
+        scalar: string
     - name: dataset
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.DatasetSpec
@@ -894,9 +901,18 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: tracedTokens
       type:
         scalar: numeric
+- name: com.github.semmoe.operator.api.v1alpha1.ProfilingBackend
+  scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.ProfilingSpec
   map:
     fields:
+    - name: backend
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ProfilingBackend
+      default: Engine
+    - name: backendImage
+      type:
+        scalar: string
     - name: dataset
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.DatasetSpec

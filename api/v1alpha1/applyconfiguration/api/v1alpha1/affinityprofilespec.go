@@ -33,7 +33,8 @@ type AffinityProfileSpecApplyConfiguration struct {
 	// target is where the requests are computed: Serving (by the running MoEDeployment), Dedicated (by an engine that
 	// the profiling Job starts) or Live (no requests are sent: the profile is made from the samples of the request
 	// routers). Default Serving.
-	Target *apiv1alpha1.ProfilingTarget `json:"target,omitempty"`
+	Target                        *apiv1alpha1.ProfilingTarget `json:"target,omitempty"`
+	BackendSpecApplyConfiguration `json:",inline"`
 	// deploymentRef is the MoEDeployment, in the same namespace, that computes the requests with target Serving, and
 	// whose request routers provide the samples with target Live. It is required with these targets.
 	DeploymentRef *DeploymentReferenceApplyConfiguration `json:"deploymentRef,omitempty"`
@@ -114,6 +115,22 @@ func (b *AffinityProfileSpecApplyConfiguration) WithRequestTokens(value int32) *
 // If called multiple times, the Target field is set to the value of the last call.
 func (b *AffinityProfileSpecApplyConfiguration) WithTarget(value apiv1alpha1.ProfilingTarget) *AffinityProfileSpecApplyConfiguration {
 	b.Target = &value
+	return b
+}
+
+// WithBackend sets the Backend field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Backend field is set to the value of the last call.
+func (b *AffinityProfileSpecApplyConfiguration) WithBackend(value apiv1alpha1.ProfilingBackend) *AffinityProfileSpecApplyConfiguration {
+	b.BackendSpecApplyConfiguration.Backend = &value
+	return b
+}
+
+// WithBackendImage sets the BackendImage field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the BackendImage field is set to the value of the last call.
+func (b *AffinityProfileSpecApplyConfiguration) WithBackendImage(value string) *AffinityProfileSpecApplyConfiguration {
+	b.BackendSpecApplyConfiguration.BackendImage = &value
 	return b
 }
 

@@ -23,7 +23,8 @@ type ProfilingSpecApplyConfiguration struct {
 	// target is Serving or Dedicated. Default Serving. With Serving the running deployment computes the requests of the
 	// data set in addition to its other traffic. With Dedicated a Job starts a separate engine in a pod like the
 	// serving pods, and needs its devices for the duration of the profile.
-	Target *apiv1alpha1.ProfilingTarget `json:"target,omitempty"`
+	Target                        *apiv1alpha1.ProfilingTarget `json:"target,omitempty"`
+	BackendSpecApplyConfiguration `json:",inline"`
 	// template is merged over the pod template of the profiling Job, like spec.template of an AffinityProfile: node
 	// selector, tolerations, and resources of the containers "profile" and, with target Dedicated, "engine". If
 	// template is set, the Job ignores spec.template of the MoEDeployment. Without it the Job takes the scheduling
@@ -92,6 +93,22 @@ func (b *ProfilingSpecApplyConfiguration) WithRequestTokens(value int32) *Profil
 // If called multiple times, the Target field is set to the value of the last call.
 func (b *ProfilingSpecApplyConfiguration) WithTarget(value apiv1alpha1.ProfilingTarget) *ProfilingSpecApplyConfiguration {
 	b.Target = &value
+	return b
+}
+
+// WithBackend sets the Backend field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Backend field is set to the value of the last call.
+func (b *ProfilingSpecApplyConfiguration) WithBackend(value apiv1alpha1.ProfilingBackend) *ProfilingSpecApplyConfiguration {
+	b.BackendSpecApplyConfiguration.Backend = &value
+	return b
+}
+
+// WithBackendImage sets the BackendImage field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the BackendImage field is set to the value of the last call.
+func (b *ProfilingSpecApplyConfiguration) WithBackendImage(value string) *ProfilingSpecApplyConfiguration {
+	b.BackendSpecApplyConfiguration.BackendImage = &value
 	return b
 }
 

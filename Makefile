@@ -122,7 +122,7 @@ e2e: build controlplane helm leaderworkerset ## Run the nightly tests: all stori
 	go test -race -count=1 -timeout 90m ./test/specfields -v
 	go test -race -count=1 -parallel 4 -timeout 6h ./test/e2e
 	go test -count=1 -timeout 90m ./test/scale -v
-	$(MAKE) platforms prometheus e2e-oldest e2e-clients
+	$(MAKE) platforms prometheus e2e-oldest e2e-clients test-transformers
 
 # Each platform compiles all dependencies again, which takes minutes from cold.
 .PHONY: platforms

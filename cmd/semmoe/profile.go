@@ -97,7 +97,7 @@ Exit codes: 3 the model, the data set or a flag is invalid; 4 the engine failed;
 	flags.StringVar(&o.backend, "backend", backendEngine, "program that computes the requests: "+backendEngine+" or "+backendTransformers)
 	flags.StringVar(&o.endpoint, "endpoint", "", "base URL of the engine or its request router (required with --backend Engine), or of a running recorder (default with --backend Transformers: the command starts one)")
 	flags.StringVar(&o.python, "python", "python3", "Python interpreter with PyTorch and transformers, with --backend Transformers and without --endpoint")
-	flags.StringArrayVar(&o.recorderArgs, "recorder-arg", nil, "flag of the recorder that the command starts, such as --device=cpu, --dtype=float32 or --offload-dir=DIR; may be repeated")
+	flags.StringArrayVar(&o.recorderArgs, "recorder-arg", nil, "`FLAG` of the recorder that the command starts, such as --device=cpu, --dtype=float32 or --offload-dir=DIR; may be repeated")
 	flags.StringVar(&o.engine, "engine", "SGLang", "type of the engine: "+registry.Types())
 	flags.BoolVar(&o.dedicated, "dedicated", false, "dedicated engine of this profile: its crash, or a timeout before it serves, ends the run with exit code 4 because a retry would fail in the same way")
 	flags.StringVar(&o.model, "model-path", "", "directory of the checkpoint that the engine serves (required)")

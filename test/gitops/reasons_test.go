@@ -50,6 +50,7 @@ var unseen = map[string]map[string]string{
 		"NotReported":          "a reason in status.batchTokens, not in a condition",
 		"TooFewSteps":          "a reason in status.batchTokens, not in a condition",
 		"ReplanCooldown":       "a plan must be in service for long, and a re-plan without effect must be within the cooldown",
+		"CountersInvalid":      "an engine that shuffles tokens must report counters that cannot be true",
 		"DatasetUnchanged":     "the traffic must drift while spec.profiling.refresh is Job",
 		"DriftEnded":           "the drift must end before the new profile is complete",
 		"TablesRequireRestart": "the plan of an engine that shuffles tokens must be replaced",

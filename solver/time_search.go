@@ -185,7 +185,7 @@ func (s *search) runNamed(ctx context.Context, name string, truncated bool, dead
 	return solution, nil
 }
 
-// FrontPoint is a candidate of a search by time, scored on the test requests.
+// FrontPoint is a candidate of a search by time, scored on a sample of the test requests.
 type FrontPoint struct {
 	// Name identifies the point. ExpertLoadLimit is the limit on the load of a rank's experts on the profile, in
 	// percent of the mean; 0 means none.
@@ -207,7 +207,7 @@ func (p *FrontPoint) Microseconds() float64 {
 	return sum
 }
 
-// modelledTimes are the scores of one candidate on the test requests: means over batch sizes, and the time at each
+// modelledTimes are the scores of one candidate on a sample of the test requests: means over batch sizes, and the time at each
 // size.
 type modelledTimes struct {
 	lar, imbalance, mean float64
@@ -245,7 +245,8 @@ func (s *search) rankFolds() int {
 
 // fastest returns the name of the candidate to choose: the search's own placement with the minimum time, unless another
 // candidate is faster by more than two standard errors over the splits. It returns the default placement if that is not
-// slower. It also returns the search's own placement if the profile cannot be split, or the time budget is exhausted.
+// slower, or if the profile cannot be split, and the search's own placement if the time budget does not suffice for one
+// split.
 func (s *search) fastest(ctx context.Context, deadline time.Time) (name string, truncated bool, err error) {
 	trials, truncated, err := s.scoreCandidates(ctx, []int{s.options.RedundantSlots}, halfway(deadline))
 	switch {
@@ -294,8 +295,7 @@ func (t *trial) fastest() string {
 	return fastestOf(t.names, times)
 }
 
-// scoreCandidates scores the candidates with each number of redundant slots in every split, for a sample of the layers
-// if they are many and independent. It returns no trials if the
+// scoreCandidates scores the candidates with each number of redundant slots in every split. It returns no trials if the
 // train requests have only one document. If the time budget cuts the search off, trials contains the numbers scored in
 // the first split, or in all completed splits.
 func (s *search) scoreCandidates(ctx context.Context, slots []int, deadline time.Time) (trials []trial, truncated bool, err error) {
@@ -309,8 +309,8 @@ func (s *search) scoreCandidates(ctx context.Context, slots []int, deadline time
 	overdue := func(err error) bool { return errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil }
 	for fold := range folds {
 		part := &search{trace: s.trace.Subset(s.train), options: s.options, groups: s.groups, unused: s.unused}
-		if s.options.Attention == placement.TensorParallel && s.options.Current == nil && len(s.options.Constraints.Pins) == 0 {
-			part.trace = part.trace.WithLayers(sampledLayers(len(part.trace.Model.Layers))) // the layers of a placement are independent
+		if s.scoresPartOfLayers() {
+			part.trace = part.trace.WithLayers(sampledLayers(len(part.trace.Model.Layers)))
 		}
 		part.options.Embeddings, part.options.Progress, part.options.Forecast = nil, nil, Table
 		if part.train, part.test, err = trace.Split(part.trace, validationPercent, s.options.Seed+uint64(fold)); err != nil {
@@ -448,6 +448,13 @@ func sampledLayers(all int) []int {
 		layers[i] = i * all / len(layers)
 	}
 	return layers
+}
+
+// scoresPartOfLayers reports whether candidates are solved and scored for a sample of the layers only. With attention TP
+// the layers of a placement are independent, but pins and the placement in service name all of them.
+func (s *search) scoresPartOfLayers() bool {
+	return s.options.Attention == placement.TensorParallel && len(s.trace.Model.Layers) > maxSampledLayers &&
+		s.options.Current == nil && len(s.options.Constraints.Pins) == 0
 }
 
 // sample returns the test requests and layers for scoring candidates in batches of a size. All candidates are scored on

@@ -112,15 +112,16 @@ func render(profile *semmoev1.AffinityProfile, to target, attempt int) (*batchv1
 	ours.Spec.Volumes = append(ours.Spec.Volumes, inspection.DatasetMount(*profile.Spec.Dataset).Volumes...)
 	dedicated := profile.Spec.Target == semmoev1.ProfilingTargetDedicated
 	if dedicated {
-		sidecar, err := engineSidecar(profile)
 		if usesTransformers(profile) {
-			sidecar, err = transformersSidecar(profile), nil
+			ours.Spec.InitContainers = []corev1.Container{transformersSidecar(profile)}
 			ours.Spec.Volumes = append(ours.Spec.Volumes, corev1.Volume{Name: offloadVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
+		} else {
+			engine, err := engineSidecar(profile)
+			if err != nil {
+				return nil, err
+			}
+			ours.Spec.InitContainers = []corev1.Container{engine}
 		}
-		if err != nil {
-			return nil, err
-		}
-		ours.Spec.InitContainers = []corev1.Container{sidecar}
 		ours.Spec.Volumes = append(ours.Spec.Volumes, corev1.Volume{Name: sharedMemory, VolumeSource: corev1.VolumeSource{
 			EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory},
 		}})

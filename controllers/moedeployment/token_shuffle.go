@@ -57,12 +57,12 @@ func shuffleText(moed *semmoev1.MoEDeployment, o observation) string {
 // consumersText returns a sentence to append to a message: what engines of the revision report about the tables; "" if
 // none reports anything.
 func consumersText(o observation) string {
-	p := o.Planning
-	if p.Serving == nil || !slices.ContainsFunc(lar.EnginesOf(o.Reports, o.Revision), func(e lar.EngineCounts) bool { return e.Tables != "" || e.Refused != "" || e.Problem != "" }) {
+	p, engines := o.Planning, lar.EnginesOf(o.Reports, o.Revision)
+	if p.Serving == nil || !slices.ContainsFunc(engines, func(e lar.EngineCounts) bool { return e.Tables != "" || e.Refused != "" || e.Problem != "" }) {
 		return ""
 	}
 	tables, use, why := decision.TablesOf(p), 0, ""
-	for _, engine := range lar.EnginesOf(o.Reports, o.Revision) {
+	for _, engine := range engines {
 		if text := locality.ConsumerText(engine, tables); text != "" {
 			why = fmt.Sprintf("; pod %s: %s", engine.Pod, text)
 			continue

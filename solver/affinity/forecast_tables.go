@@ -239,7 +239,7 @@ func (t *TokenTable) Rebuild(layers []Counts, hosts []Hosts, ranks, best int, es
 		t.Rank, t.Score = make([]uint16, size), make([]uint16, size)
 	}
 	table := &TokenTable{Layers: len(layers), Vocabulary: vocabulary, Best: best, Ranks: ranks, Rank: t.Rank[:size], Score: t.Score[:size]}
-	// Without a context, and with no more than memory, nothing fails.
+	// Parallel returns only the error of its context.
 	_ = Parallel(context.Background(), len(layers), func(l int) {
 		shares, order := make([]float32, ranks), make([]int, 0, best+1)
 		prior := priorShares(&layers[l], hosts[l], ranks)

@@ -137,8 +137,8 @@ type Problem struct {
 	// ProfileTokens is the number of tokens of the profile if Requests are a sample of it; 0 means the number of tokens
 	// of Requests.
 	ProfileTokens float64
-	// MaxRows is the maximum number of token IDs that KMeans2D clusters with attention TP, the most frequent ones; 0
-	// means no limit.
+	// MaxRows is the maximum number of token IDs that are clustered together with the experts (attention TP), the most
+	// frequent ones; 0 means no limit.
 	MaxRows int
 	// Shrinkage is the number of occurrences of the mean token that Auto adds to those of each token ID (attention TP),
 	// because the activations of rare token IDs are mostly noise. 0 disables it.

@@ -8,7 +8,7 @@ cd "$(dirname "$(readlink -f "$0")")"
 hash=$(cat requirements.txt install.sh | sha256sum | cut -c1-16)
 out=${XDG_CACHE_HOME:-$HOME/.cache}/semmoe/transformers-$hash
 if [ ! -e "$out" ]; then
-  work=$(mktemp -d "$out.XXXXXX") # renamed when it is complete
+  work=$(mktemp -d -p "$(dirname "$out")") # renamed when it is complete
   trap 'rm -rf "$work"' EXIT
   "$environment/bin/python" -m pip -q --disable-pip-version-check install --retries 0 --timeout 20 --no-deps --require-hashes --only-binary :all: \
     --target "$work/site" -r requirements.txt >&2 || exit 75

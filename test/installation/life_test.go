@@ -315,6 +315,13 @@ func (w *world) upgrade(t *testing.T) {
 	t.Logf("a manager of the new release acted %s after the start of the upgrade", seconds(time.Since(begin)))
 	w.waitOnly(t, "request router", "semmoe:next", w.routerPods)
 	t.Logf("all request routers were of the new release %s after the start of the upgrade", seconds(time.Since(begin)))
+	nodes := map[string]bool{}
+	for _, pod := range w.routerPods(t) {
+		nodes[pod.Spec.NodeName] = true
+	}
+	if len(nodes) != 2 {
+		t.Errorf("after the upgrade the request routers run on %v, want both nodes", slices.Collect(maps.Keys(nodes)))
+	}
 	w.waitHealthy(t)
 	if diff := cmp.Diff(engines, podIdentities(w.enginePods(t))); diff != "" {
 		t.Errorf("engine pods (-before +after):\n%s", diff)

@@ -256,7 +256,8 @@ func routerPorts(moed *semmoev1.MoEDeployment) []*coreac.ContainerPortApplyConfi
 }
 
 // mergeTemplate merges spec.routing.template over the pod template of the request router. User-provided lists replace
-// those of the operator; maps are merged.
+// those of the operator; maps are merged. A topology spread constraint without a selector counts the router pods of its
+// own revision.
 func mergeTemplate(template *coreac.PodTemplateSpecApplyConfiguration, moed *semmoev1.MoEDeployment) error {
 	users := moed.Spec.Routing.Template
 	if users == nil {
@@ -269,6 +270,9 @@ func mergeTemplate(template *coreac.PodTemplateSpecApplyConfiguration, moed *sem
 	for i := range spec.TopologySpreadConstraints {
 		if constraint := &spec.TopologySpreadConstraints[i]; constraint.LabelSelector == nil {
 			constraint.LabelSelector = &metav1.LabelSelector{MatchLabels: desired.Selector(moed, semmoev1.ComponentRouter)}
+			if constraint.MatchLabelKeys == nil {
+				constraint.MatchLabelKeys = []string{appsv1.DefaultDeploymentUniqueLabelKey}
+			}
 		}
 	}
 	container := &template.Spec.Containers[0]
@@ -338,7 +342,9 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 			WithSeccompProfile(coreac.SeccompProfile().WithType(corev1.SeccompProfileTypeRuntimeDefault))).
 		WithTopologySpreadConstraints(coreac.TopologySpreadConstraint().
 			WithMaxSkew(1).WithTopologyKey(corev1.LabelHostname).WithWhenUnsatisfiable(corev1.ScheduleAnyway).
-			WithLabelSelector(metav1ac.LabelSelector().WithMatchLabels(desired.Selector(moed, semmoev1.ComponentRouter)))).
+			WithLabelSelector(metav1ac.LabelSelector().WithMatchLabels(desired.Selector(moed, semmoev1.ComponentRouter))).
+			// Pods of the previous revision must not count: after a rolling update all new pods could be on one node.
+			WithMatchLabelKeys(appsv1.DefaultDeploymentUniqueLabelKey)).
 		WithContainers(container).
 		WithVolumes(coreac.Volume().WithName("snapshot").WithEmptyDir(coreac.EmptyDirVolumeSource()))
 	if desired.UsesPlans(moed) {

@@ -4,6 +4,7 @@ package front
 
 import (
 	"encoding/json"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -120,6 +121,8 @@ func TestRouterTemplate(t *testing.T) {
 		plain := pod()
 		if plain.Spec.NodeSelector != nil || plain.Spec.Tolerations != nil || len(plain.Spec.TopologySpreadConstraints) != 1 {
 			t.Errorf("%s: without a template: %v, %v, %v", mode, plain.Spec.NodeSelector, plain.Spec.Tolerations, plain.Spec.TopologySpreadConstraints)
+		} else if keys := plain.Spec.TopologySpreadConstraints[0].MatchLabelKeys; !slices.Equal(keys, []string{"pod-template-hash"}) {
+			t.Errorf("%s: the default constraint counts pods with the same %v, want only those of one revision", mode, keys)
 		}
 		moed.Spec.Routing.Template = &semmoev1.RouterTemplate{
 			Metadata: semmoev1.RouterTemplateMetadata{Labels: map[string]string{"team": "a"}, Annotations: map[string]string{"note": "b"}},
@@ -137,9 +140,10 @@ func TestRouterTemplate(t *testing.T) {
 		want := plain.DeepCopy()
 		want.Labels["team"], want.Annotations["note"] = "a", "b"
 		byZone.LabelSelector = &metav1.LabelSelector{MatchLabels: desired.Selector(moed, semmoev1.ComponentRouter)}
+		byZone.MatchLabelKeys = []string{"pod-template-hash"}
 		want.Spec.NodeSelector, want.Spec.Tolerations, want.Spec.Affinity = map[string]string{"pool": "cpu"}, []corev1.Toleration{toleration}, affinity
 		want.Spec.TopologySpreadConstraints, want.Spec.PriorityClassName = []corev1.TopologySpreadConstraint{byZone, byHost}, "high"
-		byZone.LabelSelector = nil
+		byZone.LabelSelector, byZone.MatchLabelKeys = nil, nil
 		resources := want.Spec.Containers[0].Resources
 		resources.Requests[corev1.ResourceCPU], resources.Requests[corev1.ResourceEphemeralStorage] = resource.MustParse("2"), resource.MustParse("1Gi")
 		resources.Limits[corev1.ResourceMemory] = resource.MustParse("4Gi")

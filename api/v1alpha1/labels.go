@@ -48,6 +48,9 @@ const (
 	AnnotationServiceAccount = "semmoe.io/service-account-uid"
 	// AnnotationPlanDigest is the full digest of the plan that a pod was created for, or that a ConfigMap contains.
 	AnnotationPlanDigest = "semmoe.io/plan-digest"
+	// AnnotationFollowTables is on a pod that receives new tables for the placement of its plan while it serves. The
+	// artifact store then lets it read the plans of its namespace.
+	AnnotationFollowTables = "semmoe.io/follow-tables"
 	// AnnotationRealization is the realization of the plan of an engine pod. Absent means EngineMap.
 	AnnotationRealization = "semmoe.io/realization"
 	// AnnotationRedundantExperts is the number of slots of each layer of an engine pod beyond one per expert. Absent
@@ -119,11 +122,15 @@ const (
 	// PlanMountPath is the mount path of a plan's ConfigMap in the pods that serve the plan.
 	PlanMountPath = "/etc/semmoe/plan"
 	// TablesVolume is the name of the volume with a complete plan, for an engine that shuffles tokens. TablesMountPath
-	// is the mount path of the volume, and TablesPath is the directory of the plan in it. The directory is absent if
-	// the artifact store was unavailable when the pod started.
+	// is the mount path of the volume, and TablesPath is the directory of the plan in it. The directory is absent
+	// while the artifact store has been unavailable since the pod started.
 	TablesVolume    = "semmoe-tables"
 	TablesMountPath = "/var/lib/semmoe"
 	TablesPath      = "/var/lib/semmoe/plan"
+	// TablesInUseVolume is the name of the volume of the ConfigMap with TablesKey in such a pod, and
+	// TablesInUseMountPath is its mount path.
+	TablesInUseVolume    = "semmoe-tables-in-use"
+	TablesInUseMountPath = "/etc/semmoe/tables"
 	// TablesVariable, PlacementVariable and PlanDigestVariable are the environment variables that pass to such an
 	// engine the path of tables.safetensors, the path of placement.json, and the full digest of the plan.
 	TablesVariable     = "SEMMOE_TABLES"

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 
 	"github.com/semmoe/operator/cmd/internal/cli"
@@ -25,9 +26,9 @@ type connectStore func(retryFor time.Duration) (*access.Client, error)
 
 // fetchFlags are the flags of semmoe fetch.
 type fetchFlags struct {
-	namespace, planDigest, out, messageFile string
-	wait                                    time.Duration
-	optional                                bool
+	namespace, planDigest, tables, out, messageFile string
+	wait                                            time.Duration
+	optional, follow                                bool
 }
 
 func newFetchCommand() *cobra.Command {
@@ -39,12 +40,21 @@ func newFetchCommand() *cobra.Command {
 			"never contains an incomplete plan. If it already contains the plan, the store is not used; another plan is replaced; any other content is an\nerror. " +
 			"The pod must have a token for the store and the annotation semmoe.io/plan-digest of the plan. With --optional, a failure to fetch\n" +
 			"the plan is reported in the termination message, the exit code is 0, the directory does not exist, and an engine serves without tables.\n" +
+			"--tables names a file that maps plan digests to the plans whose tables are in use, as JSON. The directory then contains that plan, which has\n" +
+			"the same placement. With --follow the command runs until a signal, and replaces the directory in one step whenever the file names other\n" +
+			"tables. Tables that are unavailable, damaged or for another placement or model are reported in the log, and the directory stays. The pod\n" +
+			"must also have the annotation semmoe.io/follow-tables.\n" +
 			"Exit codes: 3 a flag is invalid; 1 any other error, which a retry may fix.",
 		Args: invalidArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx := cli.WithLogger(cmd.Context(), "fetch", 0)
 			err := flags.check()
+			if err == nil && flags.follow {
+				flags.run(ctx, access.FromPod)
+				return nil
+			}
 			if err == nil {
-				err = flags.fetch(cmd.Context(), access.FromPod)
+				err = flags.fetch(ctx, access.FromPod)
 			}
 			message := ""
 			if err != nil {
@@ -68,6 +78,8 @@ func newFetchCommand() *cobra.Command {
 	f := command.Flags()
 	f.StringVar(&flags.namespace, "namespace", "", "namespace of the plan, which is the pod's namespace (required)")
 	f.StringVar(&flags.planDigest, "plan-digest", "", "full digest of the plan (required)")
+	f.StringVar(&flags.tables, "tables", "", "file with the plans whose tables are in use (default: each plan uses its own)")
+	f.BoolVar(&flags.follow, "follow", false, "run until a signal, and follow --tables")
 	f.StringVar(&flags.out, "out", "", "output directory (required)")
 	f.DurationVar(&flags.wait, "wait", 2*time.Minute, "time limit for retries of an unavailable store, or of an interrupted transfer")
 	f.BoolVar(&flags.optional, "optional", false, "exit code 0 even if the plan cannot be fetched")
@@ -84,6 +96,9 @@ func (f fetchFlags) check() error {
 			return invalid("--%s is missing", flag.name)
 		}
 	}
+	if f.follow && f.tables == "" {
+		return invalid("--follow needs --tables")
+	}
 	if f.wait < 0 {
 		return invalid("--wait is %v; it must be at least 0", f.wait)
 	}
@@ -96,14 +111,42 @@ func (f fetchFlags) check() error {
 	return nil
 }
 
-// fetch fetches from the store that connect returns.
+// run follows the tables until the context ends.
+func (f fetchFlags) run(ctx context.Context, connect connectStore) {
+	(&bundle.Follower{
+		Namespace: f.namespace, PlanDigest: f.planDigest, Dir: f.out, Tables: f.tables,
+		Connect: func() (*access.Client, error) { return connect(0) }, // the follower itself retries
+	}).Run(ctx)
+}
+
+// fetch fetches the plan with the tables in use from the store that connect returns. If that fails, it tries the plan
+// itself once.
 func (f fetchFlags) fetch(ctx context.Context, connect connectStore) error {
-	if bundle.IsComplete(f.out, f.planDigest) { // needs neither the store nor its token
+	wanted := f.planDigest
+	if f.tables != "" {
+		named, err := bundle.Wanted(f.tables, f.planDigest)
+		if err != nil {
+			logr.FromContextOrDiscard(ctx).Error(err, "Failed to read which tables are in use; using those of the plan")
+		} else {
+			wanted = named
+		}
+	}
+	err := f.fetchPlan(ctx, connect, wanted, f.wait)
+	if err == nil || wanted == f.planDigest || ctx.Err() != nil {
+		return err
+	}
+	logr.FromContextOrDiscard(ctx).Error(err, "Failed to fetch the tables in use; using those of the plan", "tables", artifact.Digest(wanted).Short())
+	return f.fetchPlan(ctx, connect, f.planDigest, 0)
+}
+
+// fetchPlan fetches a plan, and retries for up to wait.
+func (f fetchFlags) fetchPlan(ctx context.Context, connect connectStore, digest string, wait time.Duration) error {
+	if bundle.IsComplete(f.out, digest) { // needs neither the store nor its token
 		return nil
 	}
-	client, err := connect(f.wait)
+	client, err := connect(wait)
 	if err == nil {
-		err = f.fetchWithRetries(ctx, client)
+		err = f.fetchWithRetries(ctx, client, digest, wait)
 	}
 	if errors.Is(err, artifact.ErrNotFound) {
 		return fmt.Errorf("the artifact store does not have the plan: %w", err)
@@ -111,17 +154,17 @@ func (f fetchFlags) fetch(ctx context.Context, connect connectStore) error {
 	return err
 }
 
-// fetchWithRetries restarts interrupted transfers for up to --wait: the client itself retries only before a response
-// has started.
-func (f fetchFlags) fetchWithRetries(ctx context.Context, client *access.Client) error {
+// fetchWithRetries restarts interrupted transfers for up to wait: the client itself retries only before a response has
+// started.
+func (f fetchFlags) fetchWithRetries(ctx context.Context, client *access.Client, digest string, wait time.Duration) error {
 	var end time.Time
 	for {
-		err := bundle.Fetch(ctx, client, f.namespace, f.planDigest, f.out)
+		err := bundle.FetchTables(ctx, client, f.namespace, f.planDigest, digest, f.out)
 		if !errors.Is(err, artifact.ErrInterrupted) {
 			return err
 		}
 		if end.IsZero() {
-			end = time.Now().Add(f.wait)
+			end = time.Now().Add(wait)
 		}
 		if time.Now().Add(fetchPause).After(end) {
 			return err

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -37,6 +36,7 @@ func TestFetchWithoutStore(t *testing.T) {
 		"no namespace":    {[]string{"--plan-digest=" + digest, "--optional"}, cli.ExitInvalidFile, "--namespace is missing"},
 		"a short digest":  {[]string{"--namespace=ns", "--plan-digest=abc", "--optional"}, cli.ExitInvalidFile, "--plan-digest"},
 		"a negative wait": {[]string{"--namespace=ns", "--plan-digest=" + digest, "--wait=-1s"}, cli.ExitInvalidFile, "--wait is -1s"},
+		"follow nothing":  {[]string{"--namespace=ns", "--plan-digest=" + digest, "--follow"}, cli.ExitInvalidFile, "--follow needs --tables"},
 		"no such flag":    {[]string{"--nothing"}, cli.ExitInvalidFile, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -80,11 +80,11 @@ func TestFetchLeavesOtherDirectories(t *testing.T) {
 // interruptedStore returns an artifact store that interrupts the given number of its responses with artifacts.
 func interruptedStore(t *testing.T, interruptions int) connectStore {
 	var mu sync.Mutex
-	bodies := map[string][]byte{} // by the last part of the path: a digest, or "result"
+	bodies := map[string][]byte{} // by path
 	return fakeStore(t, func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		defer mu.Unlock()
-		name := path.Base(r.URL.Path)
+		name := r.URL.Path
 		if r.Method == http.MethodPut {
 			body, err := io.ReadAll(r.Body)
 			if err != nil {
@@ -94,7 +94,11 @@ func interruptedStore(t *testing.T, interruptions int) connectStore {
 			w.Write(body) //nolint:errcheck // the client reports errors
 			return
 		}
-		body := bodies[name]
+		body, known := bodies[name]
+		if !known {
+			http.Error(w, `{"error": "no such artifact"}`, http.StatusNotFound)
+			return
+		}
 		if interruptions == 0 || len(body) < 1<<10 {
 			w.Write(body) //nolint:errcheck // the client reports errors
 			return
@@ -140,6 +144,57 @@ func TestFetchRetriesAfterAnInterruption(t *testing.T) {
 			}
 			if _, got, err := plan.Read(flags.out); tc.fetched && (err != nil || got.Digest != a.Digest) {
 				t.Errorf("fetched %v, %v", got, err)
+			}
+		})
+	}
+}
+
+// A pod starts with the tables in use, and with those of its plan if the tables in use are unknown or unavailable.
+func TestFetchTablesInUse(t *testing.T) {
+	from, _ := solved(t, "dp")
+	p, base, err := plan.Read(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Layout, p.Seed = base.Digest, p.Seed+1
+	newer, err := plan.Encode(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	connect := interruptedStore(t, 0)
+	client, err := connect(0)
+	for _, a := range []*plan.Artifact{base, newer} {
+		if err == nil {
+			err = bundle.Publish(t.Context(), client, "ns", a, nil)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		tables string // empty for no file
+		want   *plan.Artifact
+	}{
+		"no file":          {"", base},
+		"newer tables":     {`{"` + base.Digest + `":"` + newer.Digest + `"}`, newer},
+		"of another plan":  {`{"` + newer.Digest + `":"` + newer.Digest + `"}`, base},
+		"not in the store": {`{"` + base.Digest + `":"` + strings.Repeat("ab", 32) + `"}`, base},
+		"no digests":       {`{"` + base.Digest + `":"newer"}`, base},
+		"no object":        {`[]`, base},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			flags := fetchFlags{namespace: "ns", planDigest: base.Digest, out: filepath.Join(dir, "plan"), tables: filepath.Join(dir, "tables.json")}
+			if tc.tables != "" {
+				if err := os.WriteFile(flags.tables, []byte(tc.tables), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := errors.Join(flags.check(), flags.fetch(t.Context(), connect)); err != nil {
+				t.Fatal(err)
+			}
+			if digest, err := plan.DigestOf(flags.out); err != nil || digest != tc.want.Digest {
+				t.Errorf("fetched plan %s, %v; want %s", digest, err, tc.want.Digest)
 			}
 		})
 	}

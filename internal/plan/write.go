@@ -42,7 +42,7 @@ func Write(dir string, a *Artifact, report []byte) (err error) {
 	if err := writeFiles(temporary, a, report); err != nil {
 		return err
 	}
-	if err := exchange(temporary, dir); err != nil {
+	if err := Exchange(temporary, dir); err != nil {
 		return err
 	}
 	return syncDirectory(parent)
@@ -177,13 +177,13 @@ func syncDirectory(dir string) error {
 	return file.Sync()
 }
 
-// exchange replaces the old directory by the new one. The old directory remains under the name of the new one, or is
+// Exchange replaces the old directory by the new one. The old directory remains under the name of the new one, or is
 // removed.
 //
 // Where the system and the file system can exchange two directories atomically (Linux and macOS, but not NFS or
 // Windows), a reader always finds the complete old plan or the complete new plan. Elsewhere there is a short time
 // without a plan, but never a partial plan.
-func exchange(fresh, dir string) error {
+func Exchange(fresh, dir string) error {
 	err := os.Rename(fresh, dir)
 	if err == nil {
 		return nil

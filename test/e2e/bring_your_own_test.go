@@ -133,7 +133,16 @@ var activationsMetric = regexp.MustCompile(`(?m)^semmoe_engine_activations_total
 // localRate returns the share of local activations that the reference engines of a namespace counted.
 func localRate(t *testing.T, namespace string, labels client.MatchingLabels) float64 {
 	t.Helper()
-	var local, total float64
+	local, total := countedActivations(t, namespace, labels)
+	if total == 0 {
+		t.Fatal("no engine counted an activation")
+	}
+	return local / total
+}
+
+// countedActivations returns the activations that the reference engines of a namespace counted.
+func countedActivations(t *testing.T, namespace string, labels client.MatchingLabels) (local, total float64) {
+	t.Helper()
 	for _, text := range metricsOf(t, namespace, labels, 30000) {
 		for _, line := range activationsMetric.FindAllStringSubmatch(text, -1) {
 			count, err := strconv.ParseFloat(line[2], 64)
@@ -146,10 +155,7 @@ func localRate(t *testing.T, namespace string, labels client.MatchingLabels) flo
 			}
 		}
 	}
-	if total == 0 {
-		t.Fatal("no engine counted an activation")
-	}
-	return local / total
+	return local, total
 }
 
 // metricsOf returns the metrics of the namespace's pods with the given labels, read from a port, each in the Prometheus

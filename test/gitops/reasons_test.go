@@ -53,7 +53,7 @@ var unseen = map[string]map[string]string{
 		"CountersInvalid":      "an engine that shuffles tokens must report counters that cannot be true",
 		"DatasetUnchanged":     "the traffic must drift while spec.profiling.refresh is Job",
 		"DriftEnded":           "the drift must end before the new profile is complete",
-		"TablesRequireRestart": "the plan of an engine that shuffles tokens must be replaced",
+		"TablesRequireRestart": "an earlier version of the operator must have created pods that shuffle tokens, and their tables must be replaced",
 		"InspectionFailed":     "the inspection must end in an error of the machine, not of the checkpoint",
 		"ModelNotProfilable":   "the model must have an unknown type; the end-to-end suite serves none yet",
 		"LocalityDoesNotPay":   "a plan without a predecessor never has this verdict; the PlacementPlan of a re-plan reports it",

@@ -175,7 +175,11 @@ func consumersProblem(reports []lar.Report, tables string) desired.Finding {
 			case engine.Tables == tables:
 				return desired.Finding{}
 			case engine.Tables != "" || engine.Refused != "":
-				problem = desired.Finding{Reason: "TablesNotLoaded", Message: fmt.Sprintf("Pod %s does not shuffle tokens by the tables of the plan: %s", engine.Pod, ConsumerText(engine, tables))}
+				text := ConsumerText(engine, tables)
+				if engine.Refused == "" {
+					text += ". If this persists, see the log of its container follow-tables"
+				}
+				problem = desired.Finding{Reason: "TablesNotLoaded", Message: fmt.Sprintf("Pod %s does not shuffle tokens by the tables of the plan: %s", engine.Pod, text)}
 			}
 		}
 	}

@@ -54,7 +54,7 @@ func TestEngineEvidenceOf(t *testing.T) {
 		engine       lar.EngineCounts
 		reason, want string
 	}{
-		"other tables":    {lar.EngineCounts{Pod: "p", Tables: "0123456789abcdef0123"}, "TablesNotLoaded", "it uses the tables of plan 0123456789abcdef"},
+		"other tables":    {lar.EngineCounts{Pod: "p", Tables: "0123456789abcdef0123"}, "TablesNotLoaded", "it uses the tables of plan 0123456789abcdef. If this persists, see the log of its container follow-tables"},
 		"refused":         {lar.EngineCounts{Pod: "p", Refused: "OtherModel"}, "TablesNotLoaded", "reason OtherModel"},
 		"nonsense":        {lar.EngineCounts{Pod: "p", Tables: "new", Problem: "a value is NaN"}, "CountersInvalid", "pod p are not used: a value is NaN"},
 		"no consumer":     {lar.EngineCounts{Pod: "p", Activations: lar.Activations{Total: 9}}, "NotObserved", "Use an image with a consumer"},

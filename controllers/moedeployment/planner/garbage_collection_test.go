@@ -29,10 +29,10 @@ func TestDriftObjectsAreKeptWhileBaseIsUnknown(t *testing.T) {
 	plans := []*semmoev1.PlacementPlan{tables, base}
 	p := Planning{ProfileName: "p", Plans: plans, InUse: plans, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap)}
 	profiles := []*semmoev1.AffinityProfile{moedtest.ProfiledBy("of-t1", "r", moedtest.Start, ofBase("base"))}
-	if got, hold := p.tablesFor(moedtest.Deployment(), moedtest.Model, "b0-full", "t1-full"); got != tables || hold.Reason != "" {
+	if got, hold := p.tablesFor(moedtest.Deployment(), nil, moedtest.Model, "b0-full", "t1-full"); got != tables || hold.Reason != "" {
 		t.Errorf("tables %s, hold %+v; want those in use", nameOf(got), hold)
 	}
-	if got, _ := p.tablesFor(moedtest.Deployment(), moedtest.Model, "b0-full", ""); got != nil {
+	if got, _ := p.tablesFor(moedtest.Deployment(), nil, moedtest.Model, "b0-full", ""); got != nil {
 		t.Errorf("tables %s, want none where none are in use", nameOf(got))
 	}
 	if left := obsoletePlans(moedtest.Deployment(), p.Plans, p, nil, now); len(left) != 0 {

@@ -176,7 +176,11 @@ func ChildVerdict(kind, name string, conditions []metav1.Condition, otherwise st
 func (p *Planning) TablesText() string {
 	text := ""
 	if p.Tables != nil {
-		text = fmt.Sprintf(". Requests are routed by the tables of plan %s (PlacementPlan %s)", p.Tables.Status.Plan, p.Tables.Name)
+		use := "Requests are routed"
+		if p.Tables.Spec.Attention != semmoev1.AttentionDataParallel {
+			use = "Tokens are shuffled"
+		}
+		text = fmt.Sprintf(". %s by the tables of plan %s (PlacementPlan %s)", use, p.Tables.Status.Plan, p.Tables.Name)
 	}
 	if p.TablesHold.Reason != "" {
 		text += ". " + p.TablesHold.Reason + ": " + p.TablesHold.Message

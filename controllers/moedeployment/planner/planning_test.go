@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -496,14 +497,40 @@ func TestChooseLayoutForTokens(t *testing.T) {
 	}
 }
 
-// New tables do not reach an engine that has already read its tables.
-func TestNewTablesNeedRequestsWithRanks(t *testing.T) {
-	tables := moedtest.PlanOf("new", "bb", nil)
-	if hold := holdTables(moedtest.Deployment(moedtest.Shuffled), tables); hold.Reason != "TablesRequireRestart" {
-		t.Errorf("%+v", hold)
+// New tables do not reach engines that shuffle tokens if a pod with the placement does not follow the tables in use.
+func TestNewTablesNeedPodsThatFollowThem(t *testing.T) {
+	tables := replanOf("new", "bb", "b0", semmoev1.TierTables, moedtest.Start)
+	pods := func(plan string, follow bool) *revisions.Workload {
+		set := &appsv1.StatefulSet{}
+		set.Spec.Template.Annotations = map[string]string{semmoev1.AnnotationPlanDigest: plan}
+		if follow {
+			set.Spec.Template.Annotations[semmoev1.AnnotationFollowTables] = "true"
+		}
+		return revisions.StatefulSet(set)
 	}
-	if hold := holdTables(moedtest.Deployment(), tables); hold.Reason != "" {
-		t.Errorf("of requests: %+v", hold)
+	advisory := func(m *semmoev1.MoEDeployment) {
+		moedtest.Shuffled(m)
+		m.Spec.Placement.Approval = semmoev1.ApprovalAdvisory
+	}
+	for name, tc := range map[string]struct {
+		change    func(*semmoev1.MoEDeployment)
+		workloads []*revisions.Workload
+		want      string
+	}{
+		"pods of an earlier version": {moedtest.Shuffled, []*revisions.Workload{pods("b0-full", true), pods("b0-full", false)}, "TablesRequireRestart"},
+		"pods of another placement":  {moedtest.Shuffled, []*revisions.Workload{pods("b0-full", true), pods("a0-full", false)}, ""},
+		"pods that follow":           {moedtest.Shuffled, []*revisions.Workload{pods("b0-full", true)}, ""},
+		"no pods yet":                {moedtest.Shuffled, nil, ""},
+		"advice":                     {advisory, []*revisions.Workload{pods("b0-full", true)}, "Advisory"},
+		"requests with ranks":        {nil, []*revisions.Workload{pods("b0-full", false)}, ""},
+	} {
+		var changes []func(*semmoev1.MoEDeployment)
+		if tc.change != nil {
+			changes = append(changes, tc.change)
+		}
+		if hold := holdTables(moedtest.Deployment(changes...), tc.workloads, tables); hold.Reason != tc.want {
+			t.Errorf("%s: %+v", name, hold)
+		}
 	}
 }
 

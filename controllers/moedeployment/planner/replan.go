@@ -19,6 +19,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/kube/ownership"
 	"github.com/semmoe/operator/internal/kube/printable"
 	"github.com/semmoe/operator/internal/kube/writes"
@@ -113,12 +114,12 @@ func isOutputChanged(key string) bool {
 
 // tablesFor returns the newest usable plan with new tables for a layout: it is in use already, or nothing holds it.
 // held is why a newer one is not used.
-func (l lineage) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, inUse string) (tables *semmoev1.PlacementPlan, held desired.Finding) {
+func (l lineage) tablesFor(moed *semmoev1.MoEDeployment, workloads []*revisions.Workload, modelDigest, layout, inUse string) (tables *semmoev1.PlacementPlan, held desired.Finding) {
 	for _, plan := range l.plans {
 		if !replaces(plan, moed, modelDigest, semmoev1.TierTables) || plan.Spec.Current.PlanDigest != layout {
 			continue
 		}
-		hold := holdTables(moed, plan)
+		hold := holdTables(moed, workloads, plan)
 		if hold.Reason == "" || plan.Status.PlanDigest == inUse {
 			return plan, held
 		}
@@ -128,11 +129,14 @@ func (l lineage) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, in
 }
 
 // holdTables returns why new tables are not used although they predict a gain; its zero value if they are used.
-func holdTables(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desired.Finding {
+func holdTables(moed *semmoev1.MoEDeployment, workloads []*revisions.Workload, plan *semmoev1.PlacementPlan) desired.Finding {
 	short, gain := plan.Status.Plan, comparisonText(plan)
+	readsOnce := func(w *revisions.Workload) bool {
+		return w.Template().Annotations[semmoev1.AnnotationPlanDigest] == plan.Spec.Current.PlanDigest && !revisions.FollowsTables(w)
+	}
 	switch {
-	case moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
-		return desired.Finding{Reason: "TablesRequireRestart", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); with attention TensorParallel, engines read tables only at start, so the new tables are not used", short, gain)}
+	case moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel && slices.ContainsFunc(workloads, readsOnce):
+		return desired.Finding{Reason: "TablesRequireRestart", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s), which are not used: the pods in service read tables only at start", short, gain)}
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
 		return desired.Finding{Reason: "Advisory", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); spec.placement.approval is Advisory: they are not used", short, gain)}
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !Approved(moed, short) && !Pinned(moed, plan):

@@ -119,7 +119,7 @@ func TestLineage(t *testing.T) {
 		moed := moedtest.Deployment(tc.Change...)
 		l := lineageOf(base, nil, tc.plans)
 		got := l.wanted(moed, base, moedtest.Model, tc.in)
-		tables, held := l.tablesFor(moed, moedtest.Model, tc.in, tc.inUse)
+		tables, held := l.tablesFor(moed, nil, moedtest.Model, tc.in, tc.inUse)
 		if got.Name != tc.wanted || nameOf(tables) != tc.tables || held.Reason != tc.held {
 			t.Errorf("%s: wanted %s with the tables of %q, held %q; want %s, %q, %q", name, got.Name, nameOf(tables), held.Reason, tc.wanted, tc.tables, tc.held)
 		}
@@ -226,7 +226,7 @@ func TestNextReplan(t *testing.T) {
 			Base: base, Plan: base, Promise: base, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap),
 			Profile: moedtest.ProfiledBy("p", "r0", moedtest.Start), ProfileName: "p", Lineage: lineageOf(base, tc.profiles, tc.plans),
 		}
-		p.Tables, _ = p.Lineage.tablesFor(moed, moedtest.Model, p.Serving.Digest, "")
+		p.Tables, _ = p.Lineage.tablesFor(moed, nil, moedtest.Model, p.Serving.Digest, "")
 		step := nextReplan(moed, moedtest.Model, p, tc.drift)
 		target := semmoev1.ProfilingTarget("")
 		if step.Profile != nil {

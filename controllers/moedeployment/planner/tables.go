@@ -75,7 +75,7 @@ func (d *Decision) selectTables(s *Snapshot) {
 	}
 	wanted := map[string]string{}
 	for _, layout := range layoutsInService(&d.Planning, s.Workloads) {
-		tables, hold := d.tablesFor(s.Moed, s.Report.ModelDigest, layout, inUse[layout])
+		tables, hold := d.tablesFor(s.Moed, s.Workloads, s.Report.ModelDigest, layout, inUse[layout])
 		if tables != nil {
 			wanted[layout] = tables.Status.PlanDigest
 			d.Named = append(d.Named, tables.Name)
@@ -96,7 +96,7 @@ func (d *Decision) selectTables(s *Snapshot) {
 		return
 	}
 	if d.Serving != nil && wanted[d.Serving.Digest] != inUse[d.Serving.Digest] {
-		d.TablesSince, write.Event = s.Now, tablesSwitch(&d.Planning)
+		d.TablesSince, write.Event = s.Now, tablesSwitch(s.Moed, &d.Planning)
 	}
 	d.write(write)
 }
@@ -133,29 +133,33 @@ func (p *Planning) keepTables(inUse map[string]string) {
 	}
 }
 
-// tablesSwitch returns the event for the switch of the routers to other tables.
-func tablesSwitch(p *Planning) *writes.Event {
+// tablesSwitch returns the event for the switch of the routers, or of the engines, to other tables.
+func tablesSwitch(moed *semmoev1.MoEDeployment, p *Planning) *writes.Event {
+	users := "routers"
+	if desired.Shuffles(moed) {
+		users = "engines"
+	}
 	if p.Tables == nil {
-		return &writes.Event{Name: "TablesReverted", Action: "Replan", Message: fmt.Sprintf("The routers reverted to the tables of plan %s", p.Serving.Short())}
+		return &writes.Event{Name: "TablesReverted", Action: "Replan", Message: fmt.Sprintf("The %s revert to the tables of plan %s", users, p.Serving.Short())}
 	}
 	return &writes.Event{Name: "TablesSwapped", Action: "Replan", Related: p.Tables, Message: fmt.Sprintf(
-		"The routers use the tables of plan %s with the placement of plan %s (%s); no pod is restarted", p.Tables.Status.Plan, p.Serving.Short(), comparisonText(p.Tables))}
+		"The %s change to the tables of plan %s with the placement of plan %s (%s); no pod is restarted", users, p.Tables.Status.Plan, p.Serving.Short(), comparisonText(p.Tables))}
 }
 
 // tablesFor returns the plan whose tables are used with a layout: the pinned tables, or the newest of the lineage. For
 // a layout that the spec does not want (yet), the tables in use stay, so that serving does not degrade before the
 // layout is replaced. nil means the layout's own tables.
-func (p *Planning) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, inUse string) (*semmoev1.PlacementPlan, desired.Finding) {
+func (p *Planning) tablesFor(moed *semmoev1.MoEDeployment, workloads []*revisions.Workload, modelDigest, layout, inUse string) (*semmoev1.PlacementPlan, desired.Finding) {
 	kept, pin := PlanWithDigest(inUse, p.InUse), p.PinnedTables
 	switch {
 	case moed.Spec.Placement.PlanRef == nil:
-		tables, held := p.Lineage.tablesFor(moed, modelDigest, layout, inUse)
+		tables, held := p.Lineage.tablesFor(moed, workloads, modelDigest, layout, inUse)
 		if tables == nil && !isOf(p.Plan, layout) {
 			tables = kept
 		}
 		return tables, held
 	case pin != nil && pin.Spec.Current.PlanDigest == layout:
-		if hold := holdTables(moed, pin); hold.Reason != "" && pin.Status.PlanDigest != inUse {
+		if hold := holdTables(moed, workloads, pin); hold.Reason != "" && pin.Status.PlanDigest != inUse {
 			return kept, hold
 		}
 		return pin, desired.Finding{}

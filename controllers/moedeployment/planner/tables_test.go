@@ -57,7 +57,7 @@ func TestTablesFor(t *testing.T) {
 			}
 		})
 		p := Planning{ProfileName: "p", Base: tc.base, Plan: tc.plan, PinnedTables: tc.pin, Lineage: lineageOf(tc.base, nil, tc.made), InUse: append(tc.there, tc.made...)}
-		if got, held := p.tablesFor(moed, moedtest.Model, tc.layout, tc.inUse); nameOf(got) != tc.want || held.Reason != tc.held {
+		if got, held := p.tablesFor(moed, nil, moedtest.Model, tc.layout, tc.inUse); nameOf(got) != tc.want || held.Reason != tc.held {
 			t.Errorf("%s: the tables of %q, held %q; want %q, %q", name, nameOf(got), held.Reason, tc.want, tc.held)
 		}
 	}

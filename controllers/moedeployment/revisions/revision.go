@@ -226,7 +226,7 @@ func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkp
 			addReshuffledWeights(ours, moed, report, plan, own.Image)
 		}
 		if desired.Shuffles(moed) {
-			addTables(ours, plan, own)
+			addTables(ours, moed, plan, own)
 		}
 		if !launched.Worker {
 			addProbe(ours, moed, report, own.Image)

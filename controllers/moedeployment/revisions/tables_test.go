@@ -36,13 +36,23 @@ func TestRenderWithTables(t *testing.T) {
 		return values
 	}
 	spec := rendered(plan, moedtest.Shuffled)
-	if diff := cmp.Diff([]string{"verify-plan", "fetch-tables", "prove-lossless"}, initContainers(corev1.PodTemplateSpec{Spec: spec})); diff != "" {
+	if diff := cmp.Diff([]string{"verify-plan", "fetch-tables", "follow-tables", "prove-lossless"}, initContainers(corev1.PodTemplateSpec{Spec: spec})); diff != "" {
 		t.Fatalf("init containers (-want +got):\n%s", diff)
 	}
-	fetch, engine := spec.InitContainers[1], spec.Containers[0]
-	want := []string{"fetch", "--namespace=$(POD_NAMESPACE)", "--plan-digest=" + plan.Digest, "--out=/var/lib/semmoe/plan", "--optional"}
-	if diff := cmp.Diff(want, fetch.Args); diff != "" || variables(fetch)["SEMMOE_STORE_URL"] != "https://store" {
+	fetch, follow, engine := spec.InitContainers[1], spec.InitContainers[2], spec.Containers[0]
+	want := []string{"fetch", "--namespace=$(POD_NAMESPACE)", "--plan-digest=" + plan.Digest, "--out=/var/lib/semmoe/plan", "--tables=/etc/semmoe/tables/tables.json"}
+	if diff := cmp.Diff(append(slices.Clone(want), "--optional"), fetch.Args); diff != "" || variables(fetch)["SEMMOE_STORE_URL"] != "https://store" {
 		t.Errorf("it knows %v, and runs (-want +got):\n%s", variables(fetch), diff)
+	}
+	if diff := cmp.Diff(append(want, "--follow"), follow.Args); diff != "" || variables(follow)["SEMMOE_STORE_URL"] != "https://store" {
+		t.Errorf("the follower knows %v, and runs (-want +got):\n%s", variables(follow), diff)
+	}
+	// The sidecar never affects whether the pod is ready.
+	if *follow.RestartPolicy != corev1.ContainerRestartPolicyAlways || fetch.RestartPolicy != nil || follow.ReadinessProbe != nil || follow.StartupProbe != nil || follow.LivenessProbe != nil {
+		t.Errorf("the follower is %+v", follow)
+	}
+	if at := slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == "semmoe-tables-in-use" }); at < 0 || spec.Volumes[at].ConfigMap.Name != "m-tables" || !*spec.Volumes[at].ConfigMap.Optional {
+		t.Errorf("volumes %+v", spec.Volumes)
 	}
 	if diff := cmp.Diff(map[string]string{
 		"SEMMOE_TABLES": "/var/lib/semmoe/plan/tables.safetensors", "SEMMOE_PLACEMENT": "/var/lib/semmoe/plan/placement.json", "SEMMOE_PLAN_DIGEST": plan.Digest,
@@ -59,10 +69,12 @@ func TestRenderWithTables(t *testing.T) {
 	if m := mounted(engine, "semmoe-tables"); m == nil || m.MountPath != "/var/lib/semmoe" || !m.ReadOnly || mounted(engine, "semmoe-store-token") != nil {
 		t.Errorf("the engine mounts %+v", engine.VolumeMounts)
 	}
-	if m := mounted(fetch, "semmoe-tables"); m == nil || m.ReadOnly || mounted(fetch, "semmoe-store-token") == nil {
-		t.Errorf("fetch-tables mounts %+v", fetch.VolumeMounts)
+	for _, c := range []corev1.Container{fetch, follow} {
+		if m := mounted(c, "semmoe-tables"); m == nil || m.ReadOnly || mounted(c, "semmoe-store-token") == nil || mounted(c, "semmoe-tables-in-use") == nil {
+			t.Errorf("%s mounts %+v", c.Name, c.VolumeMounts)
+		}
 	}
-	if at := slices.Index(spec.InitContainers[2].Args, "--ranks=1"); at < 0 {
+	if at := slices.Index(spec.InitContainers[3].Args, "--ranks=1"); at < 0 {
 		t.Errorf("requests without ranks are pinned: %v", spec.InitContainers[2].Args)
 	}
 	for name, spec := range map[string]corev1.PodSpec{"tokens that stay": rendered(plan, moedtest.Tokens), "no plan": rendered(nil, moedtest.Shuffled)} {

@@ -219,9 +219,9 @@ var (
 		modelVolume: "the volume of spec.model.volume", semmoev1.PlanVolume: "the plan's ConfigMap",
 		semmoev1.EngineOptionsVolume: "the engine's options file",
 		semmoev1.CacheVolume:         "the volume of spec.placement.cache", semmoev1.BaselineOutputsVolume: "the model's answers without a plan",
-		semmoev1.TablesVolume: "the plan's tables, for an engine that shuffles tokens", artifact.TokenVolume().Name: "a token for the artifact store",
+		semmoev1.TablesVolume: "the plan's tables, for an engine that shuffles tokens", semmoev1.TablesInUseVolume: "the ConfigMap with the tables in use", artifact.TokenVolume().Name: "a token for the artifact store",
 	}
-	ourInitContainers = []string{verifyContainer, fetchContainer, reshuffleContainer, holdContainer, probeContainer}
+	ourInitContainers = []string{verifyContainer, fetchContainer, followContainer, reshuffleContainer, holdContainer, probeContainer}
 )
 
 // validateRoutedExperts rejects settings that need the experts of requests if the engine cannot return them.
@@ -271,7 +271,7 @@ func reservedIn(moed *semmoev1.MoEDeployment) podtemplate.Reserved {
 		Engine: semmoev1.EngineContainer, Containers: ourInitContainers, Volumes: ourVolumes, Shared: []string{modelVolume},
 		Secret: artifact.TokenVolume().Name, Audience: artifact.Audience, Exposed: desired.Shuffles(moed),
 		Mounts: []string{
-			semmoev1.PlanMountPath, semmoev1.TablesMountPath, semmoev1.CacheMountPath, semmoev1.BaselineOutputsMountPath, path.Dir(semmoev1.EngineOptionsPath),
+			semmoev1.PlanMountPath, semmoev1.TablesMountPath, semmoev1.TablesInUseMountPath, semmoev1.CacheMountPath, semmoev1.BaselineOutputsMountPath, path.Dir(semmoev1.EngineOptionsPath),
 		},
 	}
 }

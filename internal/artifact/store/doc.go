@@ -25,9 +25,12 @@
 //	label semmoe.io/component: profile,             read and write the profile of that id
 //	label semmoe.io/inputs: ID, controlled by a Job
 //	annotation semmoe.io/plan-digest: DIGEST        read the plan with the first 16 characters of the digest as id
+//	the same, and annotation                        read the plans
+//	semmoe.io/follow-tables
 //	label semmoe.io/component: router               read the plans
 //
 // All permissions are limited to the namespace of the pod. A request router can read all plans of its namespace,
-// because it outlives the revisions that it serves. Users who are allowed to create pods in a namespace can set these
+// because it outlives the revisions that it serves. An engine pod that follows tables can, because later plans have new
+// tables for its placement. Users who are allowed to create pods in a namespace can set these
 // labels. The namespace is the security boundary, as for Secrets.
 package store

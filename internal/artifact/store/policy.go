@@ -34,7 +34,7 @@ func Authorize(pod *corev1.Pod, verb Verb, scope artifact.Scope) error {
 	switch {
 	case scope.Kind == artifact.Profile && (verb == Read || verb == Write) && profiles(pod, scope.ID):
 		return nil
-	case scope.Kind == artifact.Plan && verb == Read && (isRouter(pod) || serves(pod, scope.ID)):
+	case scope.Kind == artifact.Plan && verb == Read && (isRouter(pod) || followsTables(pod) || serves(pod, scope.ID)):
 		return nil
 	}
 	return fmt.Errorf("pod %s/%s is not allowed to %s %s: the pod has component %q, inputs %q, plan %q", pod.Namespace, pod.Name, verb, scope,
@@ -52,6 +52,12 @@ func profiles(pod *corev1.Pod, id string) bool {
 func serves(pod *corev1.Pod, id string) bool {
 	digest, err := artifact.ParseDigest(pod.Annotations[semmoev1.AnnotationPlanDigest])
 	return err == nil && digest.Short() == id
+}
+
+// followsTables reports whether the pod serves with a plan, and receives the tables of later plans for its placement.
+func followsTables(pod *corev1.Pod) bool {
+	_, err := artifact.ParseDigest(pod.Annotations[semmoev1.AnnotationPlanDigest])
+	return err == nil && pod.Annotations[semmoev1.AnnotationFollowTables] != ""
 }
 
 func isRouter(pod *corev1.Pod) bool {

@@ -51,6 +51,8 @@ func TestAuthorize(t *testing.T) {
 	replicated.OwnerReferences[0].Kind = "ReplicaSet"
 	engine := makePod("e", map[string]string{"semmoe.io/component": "engine"}, map[string]string{"semmoe.io/plan-digest": planDigest}, "StatefulSet")
 	short := makePod("e", map[string]string{"semmoe.io/component": "engine"}, map[string]string{"semmoe.io/plan-digest": planID}, "StatefulSet")
+	follower := makePod("e", nil, map[string]string{"semmoe.io/plan-digest": planDigest, "semmoe.io/follow-tables": "true"}, "StatefulSet")
+	aimless := makePod("e", nil, map[string]string{"semmoe.io/follow-tables": "true"}, "StatefulSet")
 	unplanned := makePod("e", map[string]string{"semmoe.io/component": "engine", "semmoe.io/inputs": profileID}, nil, "StatefulSet")
 	router := makePod("r", map[string]string{"semmoe.io/component": "router"}, nil, "ReplicaSet")
 	stranger := makePod("s", nil, nil, "")
@@ -75,6 +77,10 @@ func TestAuthorize(t *testing.T) {
 		"engine, its plan elsewhere":       {engine, in(plan, "team-b"), ""},
 		"engine, profile":                  {engine, profile, ""},
 		"engine, profile of the plan's id": {engine, id(profile, planID), ""},
+		"follower, other plan":             {follower, id(plan, profileID), "read"},
+		"follower, plan elsewhere":         {follower, in(plan, "team-b"), ""},
+		"follower, profile":                {follower, profile, ""},
+		"follower without a plan":          {aimless, plan, ""},
 		"engine with half a digest":        {short, plan, ""},
 		"engine without a plan":            {unplanned, plan, ""},
 		"engine with a profile's label":    {unplanned, profile, ""},

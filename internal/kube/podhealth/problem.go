@@ -173,7 +173,7 @@ func pullCause(waiting *corev1.ContainerStateWaiting, image string) string {
 }
 
 // ours are the names of the containers that the operator adds to pods based on spec.template.
-var ours = []string{"fetch-tables", "hold-weights", "profile", "prove-lossless", "reshuffle-weights", "verify-plan"}
+var ours = []string{"fetch-tables", "follow-tables", "hold-weights", "profile", "prove-lossless", "reshuffle-weights", "verify-plan"}
 
 // imageField returns where the image of a container is configured.
 func imageField(pod *corev1.Pod, container string) string {

@@ -20,13 +20,25 @@ import (
 	"github.com/semmoe/operator/solver"
 )
 
-// maxLayoutFile bounds a file of a ConfigMap that is read into memory.
-const maxLayoutFile = 16 << 20
+const (
+	// maxLayoutFile bounds a file of a ConfigMap that is read into memory.
+	maxLayoutFile = 16 << 20
+	// maxBytes bounds all files of a plan that is fetched.
+	maxBytes = 2 * plan.MaxFileBytes
+)
+
+// errTooLarge is returned for a plan with files above the limits.
+var errTooLarge = errors.New("the plan is too large")
 
 // Fetch writes a plan to dir in the format of plan.Read, with tokenizer.json if the plan has one. If dir already
-// contains the complete plan, the store is not accessed. Other content of dir is replaced. Only one call at a time may
-// work on a directory.
+// contains the complete plan, the store is not accessed. Other content of dir is replaced, in one step where the system
+// can exchange directories. Only one call at a time may work on a directory.
 func Fetch(ctx context.Context, client *access.Client, namespace, planDigest, dir string) error {
+	return fetch(ctx, client, namespace, planDigest, dir, func(*plan.Artifact) error { return nil })
+}
+
+// fetch is Fetch with a check of the plan before it replaces the content of dir.
+func fetch(ctx context.Context, client *access.Client, namespace, planDigest, dir string, check func(*plan.Artifact) error) error {
 	scope, err := Scope(namespace, planDigest)
 	if err != nil {
 		return err
@@ -44,40 +56,45 @@ func Fetch(ctx context.Context, client *access.Client, namespace, planDigest, di
 	if err := errors.Join(os.RemoveAll(fresh), os.RemoveAll(old), os.MkdirAll(fresh, 0o755)); err != nil {
 		return err
 	}
-	if err := download(ctx, client, scope, l, text, fresh); err != nil {
+	a, err := download(ctx, client, scope, l, text, fresh)
+	if err == nil {
+		err = check(a)
+	}
+	if err != nil {
 		return errors.Join(err, os.RemoveAll(fresh))
 	}
-	// The old plan is removed from a separate directory, so that a killed process leaves no part of it in dir.
-	if err := os.Rename(dir, old); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := plan.Exchange(fresh, dir); err != nil {
 		return err
 	}
-	if err := os.Rename(fresh, dir); err != nil {
-		return err
-	}
-	return errors.Join(syncFile(filepath.Dir(filepath.Clean(dir))), os.RemoveAll(old))
+	return errors.Join(syncFile(filepath.Dir(filepath.Clean(dir))), os.RemoveAll(fresh)) // fresh is the old plan now
 }
 
 // IsComplete reports whether a directory contains a complete plan, so that Fetch needs no store.
 func IsComplete(dir, planDigest string) bool { return whole(dir, planDigest) == nil }
 
-// download fills a directory and verifies the plan in it.
-func download(ctx context.Context, client *access.Client, scope artifact.Scope, l list, text []byte, dir string) error {
+// download fills a directory, and verifies and returns the plan in it.
+func download(ctx context.Context, client *access.Client, scope artifact.Scope, l list, text []byte, dir string) (*plan.Artifact, error) {
+	left := int64(maxBytes)
 	for _, name := range slices.Sorted(maps.Keys(l.Files)) {
 		content, err := client.Get(ctx, scope, l.Files[name])
 		if err == nil {
-			err = errors.Join(write(filepath.Join(dir, name), content), content.Close())
+			var size int64
+			size, err = write(filepath.Join(dir, name), content, min(left, plan.MaxBytes(name)))
+			left -= size
+			err = errors.Join(err, content.Close())
 		}
 		if err != nil {
-			return fmt.Errorf("failed to fetch %s of plan %s: %w", name, scope.ID, err)
+			return nil, fmt.Errorf("failed to fetch %s of plan %s: %w", name, scope.ID, err)
 		}
 	}
 	if err := os.WriteFile(filepath.Join(dir, File), text, 0o644); err != nil {
-		return err
+		return nil, err
 	}
-	if _, _, err := plan.Read(dir); err != nil {
-		return fmt.Errorf("invalid plan %s in the store: %w", scope.ID, err)
+	_, a, err := plan.Read(dir)
+	if err != nil {
+		return nil, fmt.Errorf("invalid plan %s in the store: %w", scope.ID, err)
 	}
-	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+	return a, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.IsDir() && entry.Name() != File {
 			return err
 		}
@@ -85,20 +102,23 @@ func download(ctx context.Context, client *access.Client, scope artifact.Scope, 
 	})
 }
 
-// write writes a file and flushes it to disk.
-func write(path string, content io.Reader) error {
+// write writes a file of at most limit bytes, flushes it to disk, and returns its size.
+func write(path string, content io.Reader, limit int64) (int64, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
+		return 0, err
 	}
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	_, err = io.Copy(file, content)
-	if err == nil {
+	size, err := io.Copy(file, io.LimitReader(content, limit+1))
+	switch {
+	case err == nil && size > limit:
+		err = fmt.Errorf("%w: more than %d bytes", errTooLarge, limit)
+	case err == nil:
 		err = file.Sync()
 	}
-	return errors.Join(err, file.Close())
+	return size, errors.Join(err, file.Close())
 }
 
 func syncFile(path string) error {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/files/atomicfile"
+	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/internal/router/discovery"
 )
 
@@ -238,7 +239,7 @@ func (k *Keeper) adopt(log logr.Logger) {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		log.Error(err, "Failed to list the plans on disk; old plans are not removed")
 	}
-	using, err := readTables(k.usingPath())
+	using, err := bundle.ReadTables(k.usingPath())
 	if err != nil {
 		log.Error(err, "Failed to read which tables were used; starting with each plan's own tables")
 	}

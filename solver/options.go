@@ -49,7 +49,7 @@ type Options struct {
 	// computes the same. The trace's model config defines the groups; without groups it has no effect.
 	PreserveGroups bool
 	// Embeddings, if given, define which tokens are similar: a token that the train requests lack is scored like its
-	// nearest neighbors among the tokens they contain.
+	// nearest neighbors among the tokens they contain, unless the held-out requests show that this is worse.
 	Embeddings *embedding.Table
 	// Current is the placement in service, if any. Auto starts from it, which is faster and moves few experts.
 	Current *placement.Placement

@@ -74,6 +74,9 @@ type Candidate struct {
 	Score Score
 	// Moves is the number of experts, over all layers, that ranks gain relative to the plan in service.
 	Moves int
+	// Neighbours is the comparison of the plan's tables with and without neighbours of unseen tokens; nil without
+	// embeddings.
+	Neighbours *NeighbourTrial
 }
 
 // Replanned is the result of Replan.
@@ -110,11 +113,12 @@ func Replan(ctx context.Context, recent, prior *trace.Trace, current *Plan, o Re
 	if out.Current, err = r.candidate(ctx, current); err != nil {
 		return nil, err
 	}
-	tables, err := r.newTables(ctx)
-	if err != nil {
-		return nil, err
+	if r.options.seeksNeighbours() {
+		if r.nearest, err = r.options.nearest(ctx, r.tokens, r.progress("Neighbours")); err != nil {
+			return nil, err
+		}
 	}
-	if out.Tables, err = r.candidate(ctx, tables); err != nil {
+	if out.Tables, err = r.solved(ctx, current.Placement, current.Algorithm, reusedPlacementRanks); err != nil {
 		return nil, err
 	}
 	if err := r.newLayouts(ctx, out); err != nil {
@@ -154,6 +158,8 @@ type replan struct {
 	moveGain     float64
 	layer        cost.Layer
 	trust        affinity.Trust
+	// nearest are the neighbours of unseen tokens; nil without embeddings.
+	nearest *affinity.Neighbours
 	// placing are the token counts from which the placement is solved. All older counts in them have the same weight.
 	placing []affinity.Counts
 	// seen is the number of tokens in placing.
@@ -305,11 +311,41 @@ func indices(n int) []int {
 	return all
 }
 
-// newTables returns new tables for the placement in service.
-func (r *replan) newTables(ctx context.Context) (*Plan, error) {
+// solved returns the plan of a placement with new tables, which store at least keep ranks per token. The tables have
+// neighbours of unseen tokens if they are not worse with them.
+func (r *replan) solved(ctx context.Context, p *placement.Placement, by placement.Algorithm, keep int) (Candidate, error) {
 	s := r.search
-	s.keep = reusedPlacementRanks
-	return s.plan(ctx, r.current.Placement, r.current.Algorithm)
+	s.keep = keep
+	scored := func() (Candidate, error) {
+		plan, err := s.plan(ctx, p, by)
+		if err != nil {
+			return Candidate{}, err
+		}
+		return r.candidate(ctx, plan)
+	}
+	without, err := scored()
+	if err != nil || r.nearest == nil {
+		return without, err
+	}
+	s.neighbours = r.nearest
+	with, err := scored()
+	if err != nil {
+		return Candidate{}, err
+	}
+	return betterOf(with, without, r.nearest), nil
+}
+
+// betterOf returns the candidate with neighbours, or the one without if the other is worse.
+func betterOf(with, without Candidate, found *affinity.Neighbours) Candidate {
+	n := &NeighbourTrial{
+		Tokens: found.Tokens(), LAR: with.Score.LAR, LARWithout: without.Score.LAR, LayerUS: with.Score.Total(), LayerUSWithout: without.Score.Total(),
+	}
+	chosen := without
+	if n.judge(); n.Used {
+		chosen = with
+	}
+	chosen.Neighbours = n
+	return chosen
 }
 
 // expertLoadLimits are the limits on the load of a rank's experts, in percent of the mean, under which new placements
@@ -332,11 +368,7 @@ func (r *replan) newLayouts(ctx context.Context, out *Replanned) error {
 		if err != nil {
 			return err
 		}
-		plan, err := r.plan(ctx, solved.Placement, placement.Auto)
-		if err != nil {
-			return err
-		}
-		layout, err := r.candidate(ctx, plan)
+		layout, err := r.solved(ctx, solved.Placement, placement.Auto, 0)
 		if err != nil {
 			return err
 		}

@@ -60,10 +60,13 @@ func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.C
 	if err := r.blend(ctx, prior, float64(o.PriorPercent)); err != nil {
 		return nil, err
 	}
-	out := &Replanned{Trust: r.trust, Current: r.candidate(current), Tables: r.candidate(r.tables(current.Placement, reusedPlacementRanks))}
+	out := &Replanned{Trust: r.trust, Current: r.candidate(current)}
+	if out.Tables, err = r.solved(ctx, current.Placement, reusedPlacementRanks); err != nil {
+		return nil, err
+	}
 	if current.Attention == placement.DataParallel {
 		out.Decision = r.chooseTables(current, out.Tables.Plan)
-		return out, r.trainOnAll(out, recent.Layers, prior)
+		return out, r.trainOnAll(ctx, out, recent.Layers, prior)
 	}
 	layout := out.Current.Score
 	if current.messages().None() {
@@ -71,26 +74,62 @@ func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.C
 		if err != nil {
 			return nil, err
 		}
-		out.Layout = r.candidate(r.tables(solved.Placement, bestRanks))
+		if out.Layout, err = r.solved(ctx, solved.Placement, bestRanks); err != nil {
+			return nil, err
+		}
 		out.Unmet, out.Truncated, layout = solved.Unmet, solved.Truncated, out.Layout.Score
 	}
 	out.Decision = o.Choose(out.Current.Score, out.Tables.Score, layout, localTime(r.layer, o.ReplanPolicy.BatchTokens))
-	return out, r.trainOnAll(out, recent.Layers, prior)
+	return out, r.trainOnAll(ctx, out, recent.Layers, prior)
 }
 
 // trainOnAll adds the held-out counts to the training data of the candidates' tables after scoring. Scores remain those
 // of the tables without these counts.
-func (r *countsReplan) trainOnAll(out *Replanned, recent, prior []affinity.Counts) (err error) {
-	if r.learnt = recent; prior != nil {
+func (r *countsReplan) trainOnAll(ctx context.Context, out *Replanned, recent, prior []affinity.Counts) (err error) {
+	if r.learnt, r.nearest = recent, nil; prior != nil {
 		if r.learnt, err = affinity.BlendLayers(recent, prior, r.trust); err != nil {
 			return err
 		}
 	}
-	out.Tables.Plan = r.tables(r.current.Placement, reusedPlacementRanks)
-	if out.Layout.Plan != nil {
-		out.Layout.Plan = r.tables(out.Layout.Plan.Placement, bestRanks)
+	if out.Tables.Neighbours.used() || out.Layout.Neighbours.used() {
+		if err := r.findNearest(ctx); err != nil {
+			return err
+		}
+	}
+	for candidate, best := range map[*Candidate]int{&out.Tables: reusedPlacementRanks, &out.Layout: bestRanks} {
+		if candidate.Plan == nil {
+			continue
+		}
+		var near *affinity.Neighbours
+		if candidate.Neighbours.used() {
+			near = r.nearest
+		}
+		candidate.Plan = r.tables(candidate.Plan.Placement, best, near)
 	}
 	return nil
+}
+
+// findNearest finds the neighbours of the tokens that the training counts lack, if there are embeddings.
+func (r *countsReplan) findNearest(ctx context.Context) (err error) {
+	if r.nearest == nil && r.options.seeksNeighbours() {
+		r.nearest, err = r.options.nearest(ctx, r.learnt, nil)
+	}
+	return err
+}
+
+// solved returns the plan of a placement with new tables. They have neighbours of unseen tokens if they are not worse
+// with them: by score or, with attention DP, by their distance to the held-out counts.
+func (r *countsReplan) solved(ctx context.Context, p *placement.Placement, best int) (Candidate, error) {
+	without := r.candidate(r.tables(p, best, nil))
+	if err := r.findNearest(ctx); err != nil || r.nearest == nil {
+		return without, err
+	}
+	with := r.candidate(r.tables(p, best, r.nearest))
+	if without.Plan.Attention == placement.DataParallel && r.tableError(with.Plan) > r.tableError(without.Plan) {
+		without.Neighbours = &NeighbourTrial{Tokens: r.nearest.Tokens()}
+		return without, nil
+	}
+	return betterOf(with, without, r.nearest), nil
 }
 
 // countsReplan is the state of one ReplanCounts.
@@ -101,6 +140,8 @@ type countsReplan struct {
 	layer   cost.Layer
 	groups  int
 	trust   affinity.Trust
+	// nearest are the neighbours of tokens that learnt lacks; nil if they were not searched for.
+	nearest *affinity.Neighbours
 	// learnt are the recent counts to train on, which blend merges with the prior. heldOut are the counts that score
 	// the plans. placing are the counts from which the placement is solved.
 	learnt, heldOut, placing []affinity.Counts
@@ -114,6 +155,8 @@ func newCountsReplan(ctx context.Context, recent CountedProfile, prior []affinit
 	switch {
 	case o.TrainPercent < 1 || o.TrainPercent > 99:
 		return nil, fmt.Errorf("train percent is %d; allowed is 1 to 99", o.TrainPercent)
+	case o.Embeddings != nil && o.Embeddings.Tokens != current.Vocabulary:
+		return nil, fmt.Errorf("embeddings are of %d tokens; the vocabulary of the plan in service is %d", o.Embeddings.Tokens, current.Vocabulary)
 	case current.Forecast != Table:
 		return nil, fmt.Errorf("the plan in service has forecast %s; counts do not contain the order of tokens; use a trace", current.Forecast)
 	}
@@ -160,8 +203,9 @@ func (r *countsReplan) blend(ctx context.Context, prior []affinity.Counts, perce
 	return err
 }
 
-// tables returns a plan with new tables for a placement. Rank transition tables are kept with the placement.
-func (r *countsReplan) tables(p *placement.Placement, best int) *Plan {
+// tables returns a plan with new tables for a placement, with neighbours of unseen tokens unless near is nil. Rank
+// transition tables are kept with the placement.
+func (r *countsReplan) tables(p *placement.Placement, best int, near *affinity.Neighbours) *Plan {
 	c := r.current
 	plan := &Plan{
 		Attention: c.Attention, Forecast: Table, Placement: p, HiddenLayers: c.HiddenLayers, Vocabulary: c.Vocabulary, Shape: c.Shape, Algorithm: placement.Auto,
@@ -171,7 +215,7 @@ func (r *countsReplan) tables(p *placement.Placement, best int) *Plan {
 	if p == c.Placement {
 		plan.Algorithm, plan.Transitions = c.Algorithm, c.Transitions
 	}
-	estimator := affinity.Estimator{Shrinkage: shrinkage}
+	estimator := affinity.Estimator{Shrinkage: shrinkage, Neighbours: near}
 	if c.Attention == placement.DataParallel {
 		plan.Ranks = affinity.NewRankTable(r.learnt, plan.hosts(), p.Ranks, estimator)
 		plan.Ranks.Spread(c.messages())

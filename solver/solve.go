@@ -27,6 +27,8 @@ type Solution struct {
 	Worth *Worth
 	// Unmet lists the load limits that the placement exceeds on the profile.
 	Unmet []string
+	// Neighbours is the comparison of tables with and without neighbours of unseen tokens; nil without embeddings.
+	Neighbours *NeighbourTrial
 	// FallBack is the reason for falling back to the default placement. It is empty if there was no fallback.
 	FallBack string
 	// Truncated is set when the time budget cut off the search, or the comparison with the default placement.
@@ -101,6 +103,9 @@ func newSearch(t *trace.Trace, o Options) (*search, error) {
 	if o.Embeddings != nil && o.Forecast.Contextual() {
 		return nil, fmt.Errorf("embeddings are not supported with forecast %s, which has its own scores for unseen tokens", o.Forecast)
 	}
+	if e := o.Embeddings; e != nil && e.Tokens != t.Model.Vocabulary {
+		return nil, fmt.Errorf("embeddings are of %d tokens; the vocabulary of the trace is %d", e.Tokens, t.Model.Vocabulary)
+	}
 	if err := o.checkTable(&t.Model); err != nil {
 		return nil, err
 	}
@@ -126,6 +131,7 @@ type search struct {
 	pairs       []affinity.Pairs
 	transitions [][]float32
 	requests    *affinity.RequestCounts
+	// neighbours are the neighbours of unseen tokens, once the tables are known not to be worse with them.
 	neighbours  *affinity.Neighbours
 	occurrences *affinity.Occurrences
 	// keep is the number of ranks that a table stores per token, if above the default.
@@ -149,11 +155,6 @@ func (s *search) progress(step string) func(done, total int) {
 func (s *search) count(ctx context.Context) (err error) {
 	if s.tokens, err = affinity.CountTokens(ctx, s.trace, s.train); err != nil {
 		return err
-	}
-	if e := s.options.Embeddings; e != nil {
-		if s.neighbours, err = affinity.NearestSeen(ctx, e, s.tokens[0].Occurrences, s.progress("Neighbours")); err != nil {
-			return err
-		}
 	}
 	s.counted = s.train
 	if n := maxRequestCells / (len(s.trace.Model.Layers) * s.trace.Model.Experts); n < len(s.counted) {
@@ -202,6 +203,9 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 		if result, by, err = s.placementOrDefault(ctx, result, solution, deadline); err != nil {
 			return nil, err
 		}
+	}
+	if solution.Neighbours, err = s.tryNeighbours(ctx, result.Placement, by); err != nil {
+		return nil, err
 	}
 	return solution, s.finish(ctx, solution, &result, by)
 }

@@ -245,4 +245,10 @@ type ProfileResult struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	SkewMilli int32 `json:"skewMilli,omitempty"`
+
+	// noEmbeddings is the reason why the profile has no token embeddings. Plans then score tokens that the profile lacks
+	// like the mean of all tokens. It is empty if the profile has token embeddings, or if an earlier version recorded it.
+	// +optional
+	// +kubebuilder:validation:MaxLength=250
+	NoEmbeddings string `json:"noEmbeddings,omitempty"`
 }

@@ -55,7 +55,7 @@ func newCompareCommand() *cobra.Command {
 	f.StringSliceVar(&flags.forecasts, "forecast", []string{"table", "prefill", "decode"}, "attention tp: forecasts for algorithm auto")
 	f.StringSliceVar(&flags.baselines, "baseline-forecast", []string{"table"}, "attention tp: forecasts for all other algorithms")
 	f.IntSliceVar(&flags.redundantSlots, "redundant-slots", []int{0}, "numbers of extra slots per rank; above 0 only for auto, eplb, contiguous and round-robin")
-	f.StringVar(&flags.embeddings, "embeddings", "", "attention dp: .npy file with token embeddings [vocabulary, size] in f4 or f2 for clustering prompts (default: a random\nprojection of the prompt's bag of tokens)")
+	f.StringVar(&flags.embeddings, "embeddings", "", "attention dp: .npy file with token embeddings [vocabulary, size] in f4 or f2, or checkpoint directory, for clustering prompts (default: a random\nprojection of the prompt's bag of tokens)")
 	f.IntVar(&flags.cells, "cells", 0, "number of concurrently evaluated combinations of algorithm, EP size and split (default: half of the processors); affects only\ntimes and memory")
 	f.IntVar(&flags.seeds, "seeds", 5, fmt.Sprintf("number of splits with seeds 1, 2, ..., up to %d", maxSeeds))
 	f.IntVar(&flags.trainPercent, "train-percent", 20, "percentage of the requests for training, by whole documents")
@@ -208,7 +208,7 @@ func (f *compareFlags) run(ctx context.Context, stdout, stderr io.Writer) error 
 	}
 	if f.embeddings != "" {
 		report.Prompts = "the means of their tokens' embeddings"
-		if o.Embeddings, err = cli.OpenEmbeddings(f.embeddings); err != nil {
+		if o.Embeddings, err = cli.OpenEmbeddings(ctx, f.embeddings); err != nil {
 			return err
 		}
 		if err := cli.CheckEmbeddings(o.Embeddings, t.Model.Vocabulary); err != nil {

@@ -322,19 +322,27 @@ func profileToStore(ctx context.Context, connect connectStore, o profileOptions,
 	if err := probeRoom(ctx, store, scope, o.model, words); err != nil {
 		return profile.Summary{}, err
 	}
-	recorded, err := record()
-	if err != nil {
-		return profile.Summary{}, err
-	}
-	storing()
 	dir, err := os.MkdirTemp("", "profile-")
 	if err != nil {
 		return profile.Summary{}, err
 	}
 	defer os.RemoveAll(dir)
+	// A dedicated engine loads its model at the same time.
+	vectors, without, err := profile.CreateEmbeddings(ctx, dir, o.model, o.layoutAs)
+	if err != nil {
+		return profile.Summary{}, err
+	}
+	recorded, err := record()
+	if err != nil {
+		return profile.Summary{}, err
+	}
+	storing()
 	files, err := profileFiles(dir, words, recorded)
 	if err != nil {
 		return profile.Summary{}, err
+	}
+	if manifest.NoEmbeddings = without; without == "" {
+		files[profile.EmbeddingsFile] = vectors
 	}
 	manifest.Summary = recorded.Summary
 	return recorded.Summary, untilRoom(ctx, func() error {

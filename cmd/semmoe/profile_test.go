@@ -25,6 +25,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/solver/trace"
 )
 
 // runProfileCommand returns the exit code, standard output and the termination message.
@@ -189,6 +190,75 @@ func TestProfileToFullStore(t *testing.T) {
 	}, func() {})
 	if code := cli.ExitCode(profileError{err}); code != exitStoreFull || !strings.Contains(err.Error(), "before the first request") || !strings.Contains(err.Error(), "enlarge its volume") {
 		t.Errorf("exit code %d, %v", code, err)
+	}
+}
+
+// TestProfileStoresEmbeddings checks that a profile contains the token embeddings of the checkpoint or, if they cannot
+// be extracted, the reason.
+func TestProfileStoresEmbeddings(t *testing.T) {
+	recorded, err := trace.Open(t.Context(), clitest.SampleTrace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	recorded.Model.Digest = "model"
+	m := recorded.Model
+	model := profile.Model{Type: m.Type, Experts: m.Experts, TopK: m.TopK, Vocabulary: m.Vocabulary, Layers: m.Layers, HiddenLayers: m.HiddenLayers, HiddenSize: m.HiddenSize, Config: m.Config}
+	damaged := t.TempDir()
+	if err := os.WriteFile(filepath.Join(damaged, "config.json"), []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		model string
+		want  string
+	}{
+		"tiny model":       {clitest.TinyModel, ""},
+		"no valid weights": {damaged, "has neither model.safetensors.index.json"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stored := map[string][]byte{}
+			result := ""
+			store := fakeStore(t, func(w http.ResponseWriter, r *http.Request) {
+				body, err := io.ReadAll(r.Body)
+				if err != nil {
+					t.Error(err)
+				}
+				_, digest, ofArtifact := strings.Cut(r.URL.Path, "/artifacts/")
+				switch {
+				case r.Method == http.MethodPut && ofArtifact:
+					stored[digest] = body
+				case r.Method == http.MethodPut:
+					result = string(body)
+					w.Write(body) //nolint:errcheck // the client reports an incomplete response
+				default:
+					http.Error(w, `{"error": "no result"}`, http.StatusNotFound)
+				}
+			})
+			sampling := profile.Sampling{Requests: 100, Tokens: 10000, RequestTokens: 512}
+			manifest := profile.Manifest{ModelDigest: "model", DatasetDigest: "dataset", Sampling: sampling}
+			o := profileOptions{scope: "team/" + manifest.ID(), model: tc.model}
+			_, err := profileToStore(t.Context(), store, o, manifest, func() (*profile.Profile, error) {
+				return profile.FromSequences([]*trace.Trace{recorded}, model, "model", sampling, 1)
+			}, func() {})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var published artifact.Result
+			var got profile.Manifest
+			if err := errors.Join(json.Unmarshal([]byte(result), &published), json.Unmarshal(stored[string(published.Digest)], &got)); err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(got.NoEmbeddings, tc.want) || (got.NoEmbeddings == "") != (tc.want == "") {
+				t.Errorf("reason %q, want %q", got.NoEmbeddings, tc.want)
+			}
+			digest, has := got.Files[profile.EmbeddingsFile]
+			if has != (tc.want == "") {
+				t.Fatalf("files %v", got.Files)
+			}
+			const header, bytesOfNumber = 128, 2
+			if vectors := stored[string(digest)]; has && len(vectors) != header+4096*128*bytesOfNumber {
+				t.Errorf("%d bytes of embeddings", len(vectors))
+			}
+		})
 	}
 }
 

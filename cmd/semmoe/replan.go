@@ -42,7 +42,7 @@ func newReplanCommand() *cobra.Command {
 			"requests if the message reports too few.",
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			options, err := flags.options()
+			options, err := flags.options(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -63,14 +63,14 @@ func newReplanCommand() *cobra.Command {
 	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "number of ranks per node; plans made for nodes override the default")
 	planHardwareFlag(f, &flags.hardware)
 	f.IntVar(&flags.trainPercent, "train-percent", solver.DefaultReplanTrainPercent, "percentage of the recent requests for training, by whole documents")
-	f.StringVar(&flags.embeddings, "embeddings", "", ".npy file with a vector per token id, as in semmoe solve")
+	f.StringVar(&flags.embeddings, "embeddings", "", ".npy file with a vector per token id, or directory of the checkpoint, as in semmoe solve")
 	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep the gate's expert groups whole, as in semmoe solve")
 	f.Uint64Var(&flags.seed, "seed", 1, "seed of the split, the search and the evaluation")
 	f.DurationVar(&flags.timeBudget, "time-budget", time.Minute, "time limit of the placement search; 0 means no limit")
 	return cmd
 }
 
-func (f *replanFlags) options() (solver.ReplanOptions, error) {
+func (f *replanFlags) options(ctx context.Context) (solver.ReplanOptions, error) {
 	o := solver.ReplanOptions{
 		Options:         solver.Options{TrainPercent: f.trainPercent, Seed: f.seed, TimeBudget: f.timeBudget, PreserveGroups: f.preserveGroups, RanksPerNode: f.ranksPerNode},
 		MoveGainPercent: f.moveGain,
@@ -103,7 +103,7 @@ func (f *replanFlags) options() (solver.ReplanOptions, error) {
 		return o, nil
 	}
 	var err error
-	o.Embeddings, err = cli.OpenEmbeddings(f.embeddings)
+	o.Embeddings, err = cli.OpenEmbeddings(ctx, f.embeddings)
 	return o, err
 }
 
@@ -133,6 +133,8 @@ type scoreReport struct {
 	solver.Score
 	ModelledUS float64 `json:"modelled_us"`
 	Moves      int     `json:"moves"`
+	// Neighbours compares tables with and without neighbours of unseen tokens; absent without embeddings.
+	Neighbours *solver.NeighbourTrial `json:"neighbours,omitempty"`
 }
 
 func (f *replanFlags) run(ctx context.Context, o solver.ReplanOptions, stdout, stderr io.Writer) error {
@@ -233,5 +235,5 @@ func (f *replanFlags) report(found *solver.Replanned, current *plan.Artifact) (*
 }
 
 func scoreOf(c *solver.Candidate, a *plan.Artifact) scoreReport {
-	return scoreReport{PlanDigest: a.Digest, Score: c.Score, ModelledUS: c.Score.Total(), Moves: c.Moves}
+	return scoreReport{PlanDigest: a.Digest, Score: c.Score, ModelledUS: c.Score.Total(), Moves: c.Moves, Neighbours: c.Neighbours}
 }

@@ -50,7 +50,7 @@ func newSolveCommand() *cobra.Command {
 			"Exit codes: 2 the command line is invalid; 3 the trace is invalid; 1 any other error, which a retry may fix.",
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			options, err := flags.options()
+			options, err := flags.options(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -66,7 +66,7 @@ func newSolveCommand() *cobra.Command {
 	f.StringVar(&flags.current, "current", "", "directory of the plan in service: start of the search by algorithm auto, which is faster and moves few experts")
 	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), "placement algorithm: "+cli.ListOf(placement.Algorithms))
 	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "input of the scores: table (token id); with attention tp also transition (token id and ranks of earlier layers,\nmerged as in the papers), lookback (the same with fitted weights), prefill (token id, prompt and experts of\nearlier layers), decode (as prefill, with earlier routes but without later tokens), lookahead-raw (the layer's\ngate before attention) or lookahead (the same with corrections learnt from the profile)")
-	f.StringVar(&flags.embeddings, "embeddings", "", ".npy file with a float16 or float32 vector per token id: a token missing in the train requests gets the mean score of\nits 8 nearest neighbours there (default: the mean of all tokens; not with the forecasts prefill and decode)")
+	f.StringVar(&flags.embeddings, "embeddings", "", ".npy file with a float16 or float32 vector per token id, or directory of the checkpoint: a token missing in the train\nrequests gets the mean score of its 8 nearest neighbours there, unless held-out requests show that this is worse\n(default: the mean of all tokens; not with the forecasts prefill and decode)")
 	f.StringVar(&flags.redundantSlots, "redundant-slots", "0", "number of extra slots per rank for copies of experts (algorithms auto, eplb, contiguous, round-robin), or auto: the number\nwith the lowest modelled time that fits into --redundant-memory")
 	f.StringVar(&flags.redundantMemory, "redundant-memory", "", "memory per rank for copies over all layers, in bytes or with a unit such as 8GiB (with --redundant-slots auto)")
 	f.StringVar(&flags.copyRule, "copy-rule", placement.CopyRules[0], "copy of an expert that the engine uses on a rank: nearest (the rank's own copy, as in SGLang) or rank-modulo (copy number\nrank mod copies, as in vllm-ascend with attention dp)")
@@ -94,7 +94,7 @@ func invalidArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-func (f *solveFlags) options() (solver.Options, error) {
+func (f *solveFlags) options(ctx context.Context) (solver.Options, error) {
 	o := solver.Options{
 		Ranks: f.ranks, Attention: placement.Attention(f.attention), TrainPercent: f.trainPercent, Seed: f.seed, TimeBudget: f.timeBudget,
 		PreserveGroups: f.preserveGroups, RanksPerNode: f.ranksPerNode,
@@ -154,7 +154,7 @@ func (f *solveFlags) options() (solver.Options, error) {
 		return o, cli.UsageErrorf("--embeddings cannot be combined with --forecast %s, whose weights are trained for unseen tokens without embeddings", o.Forecast)
 	}
 	if f.embeddings != "" {
-		if o.Embeddings, err = cli.OpenEmbeddings(f.embeddings); err != nil {
+		if o.Embeddings, err = cli.OpenEmbeddings(ctx, f.embeddings); err != nil {
 			return o, err
 		}
 	}
@@ -208,19 +208,21 @@ type solveReport struct {
 	Front  []solver.FrontPoint `json:"front,omitempty"`
 	Chosen string              `json:"chosen,omitempty"`
 	// Copies describes how the number of redundant slots was chosen from memory; absent if the number was given.
-	Copies        *solver.Copies      `json:"copies,omitempty"`
-	PlanDigest    string              `json:"plan_digest"`
-	LayoutDigest  string              `json:"layout_digest"`
-	Algorithm     placement.Algorithm `json:"algorithm"`
-	FallBack      string              `json:"fall_back,omitempty"`
-	Truncated     bool                `json:"truncated"`
-	Objective     placement.Objective `json:"objective"`
-	LimitsMet     bool                `json:"limits_met"`
-	LimitsUnmet   []string            `json:"limits_unmet,omitempty"`
-	Moves         *int                `json:"moves,omitempty"`
-	TrainRequests int                 `json:"train_requests"`
-	TestRequests  int                 `json:"test_requests"`
-	Seconds       float64             `json:"seconds"`
+	Copies *solver.Copies `json:"copies,omitempty"`
+	// Neighbours compares tables with and without neighbours of unseen tokens; absent without embeddings.
+	Neighbours    *solver.NeighbourTrial `json:"neighbours,omitempty"`
+	PlanDigest    string                 `json:"plan_digest"`
+	LayoutDigest  string                 `json:"layout_digest"`
+	Algorithm     placement.Algorithm    `json:"algorithm"`
+	FallBack      string                 `json:"fall_back,omitempty"`
+	Truncated     bool                   `json:"truncated"`
+	Objective     placement.Objective    `json:"objective"`
+	LimitsMet     bool                   `json:"limits_met"`
+	LimitsUnmet   []string               `json:"limits_unmet,omitempty"`
+	Moves         *int                   `json:"moves,omitempty"`
+	TrainRequests int                    `json:"train_requests"`
+	TestRequests  int                    `json:"test_requests"`
+	Seconds       float64                `json:"seconds"`
 }
 
 func (f *solveFlags) run(ctx context.Context, o solver.Options, stdout, stderr io.Writer) (err error) {
@@ -265,7 +267,7 @@ func (f *solveFlags) run(ctx context.Context, o solver.Options, stdout, stderr i
 		return err
 	}
 	result := solveReport{
-		Report: solution.Report, Worth: *worth, Front: solution.Plan.Front, Chosen: solution.Plan.Chosen, Copies: solution.Plan.Copies,
+		Report: solution.Report, Worth: *worth, Front: solution.Plan.Front, Chosen: solution.Plan.Chosen, Copies: solution.Plan.Copies, Neighbours: solution.Neighbours,
 		PlanDigest: artifact.Digest, LayoutDigest: artifact.Manifest.LayoutDigest,
 		Algorithm: solution.Plan.Algorithm, FallBack: solution.FallBack, Truncated: solution.Truncated,
 		Objective: o.Objective, LimitsMet: len(solution.Unmet) == 0, LimitsUnmet: solution.Unmet, Moves: moves(&o, solution),

@@ -18,6 +18,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/kube/ownership"
 	"github.com/semmoe/operator/internal/kube/podhealth"
+	recording "github.com/semmoe/operator/internal/profile"
 )
 
 // TestAttempts checks the action and the conditions for Jobs and pods.
@@ -147,6 +148,24 @@ func TestNoJobByTheClock(t *testing.T) {
 
 // TestNoJobWithoutTheStore checks that no Job is created while the store has the result or is unavailable, for any
 // state of the Jobs.
+// TestProfileWithoutEmbeddings checks that a profile without token embeddings is ready, and reports the reason.
+func TestProfileWithoutEmbeddings(t *testing.T) {
+	manifest := recording.Manifest{NoEmbeddings: strings.Repeat("embeddings are\nquantized ", 50), Summary: recording.Summary{Requests: 5, Tokens: 50}}
+	o := observation{Inspection: inspected(), ID: id, Result: resultOf("x", manifest)}
+	status := statusOf(newProfile(), o, start)
+	ready := conditionsOf(t, status)[semmoev1.ConditionReady]
+	if ready.Status != metav1.ConditionTrue || !strings.Contains(ready.Message, "no token embeddings (status.result.noEmbeddings)") || len(ready.Message) > 250 {
+		t.Errorf("condition %+v", ready)
+	}
+	if reason := status.Result.NoEmbeddings; len(reason) > maxNoEmbeddings || !strings.HasPrefix(reason, "embeddings are") || strings.Contains(reason, "\n") {
+		t.Errorf("reason %q", reason)
+	}
+	o.Result = resultOf("x", recording.Manifest{})
+	if ready := conditionsOf(t, statusOf(newProfile(), o, start))[semmoev1.ConditionReady]; strings.Contains(ready.Message, "embeddings") {
+		t.Errorf("with embeddings, or recorded by an earlier version: %+v", ready)
+	}
+}
+
 func TestNoJobWithoutTheStore(t *testing.T) {
 	ours := newProfile()
 	result := &semmoev1.ProfileResult{Digest: "x", Requests: 5, Tokens: 50, TracedTokens: 40}

@@ -50,8 +50,6 @@ const (
 	// maxSampleBytes bounds the uncompressed samples of one router. A router keeps about 32 MB of expert IDs and 8 MB
 	// per million tokens, or counts of 72 MB.
 	maxSampleBytes = 192 << 20
-	// maxTokenizerBytes bounds a tokenizer. The largest known tokenizers have about 35 MB.
-	maxTokenizerBytes = 256 << 20
 	// liveSeed is the seed of the random sample, so that the same samples give the same profile.
 	liveSeed = 1
 )
@@ -177,7 +175,7 @@ func (r *Reconciler) findLive(ctx context.Context, store *access.Client, profile
 		return fmt.Errorf("the result of %s is not a live profile", scope)
 	}
 	m := manifest.Live.Model
-	o.Result = resultOf(digest, manifest.Summary)
+	o.Result = resultOf(digest, manifest)
 	o.Model = &semmoev1.ModelStatus{
 		Digest: manifest.ModelDigest, Family: m.Type, Layers: int32(m.HiddenLayers), MoELayers: int32(len(m.Layers)),
 		Experts: int32(m.Experts), ExpertsPerToken: int32(m.TopK),
@@ -303,10 +301,12 @@ func (r *Reconciler) publishLive(ctx context.Context, store *access.Client, prof
 	if err != nil {
 		return fmt.Errorf("failed to read AffinityProfile %s: %w", prior.Name, err)
 	}
-	var tokenizer []byte
-	if digest, has := manifest.Files[recording.TokenizerFile]; has {
-		if tokenizer, err = store.ReadAll(ctx, from, digest, maxTokenizerBytes); err != nil {
-			return fmt.Errorf("failed to read the tokenizer of AffinityProfile %s: %w", prior.Name, err)
+	carried := map[string][]byte{}
+	for name, limit := range recording.CheckpointFiles {
+		if digest, has := manifest.Files[name]; has {
+			if carried[name], err = store.ReadAll(ctx, from, digest, limit); err != nil {
+				return fmt.Errorf("failed to read %s of AffinityProfile %s: %w", name, prior.Name, err)
+			}
 		}
 	}
 	made, err := r.collect(ctx, profile, routers, model, manifest.ModelDigest)
@@ -314,9 +314,9 @@ func (r *Reconciler) publishLive(ctx context.Context, store *access.Client, prof
 		return err
 	}
 	_, err = recording.PublishLive(ctx, store, artifact.Scope{Namespace: profile.Namespace, Kind: artifact.Profile, ID: recording.LiveID(string(profile.UID))}, made, recording.Manifest{
-		ModelDigest: manifest.ModelDigest, Sampling: samplingOf(profile),
+		ModelDigest: manifest.ModelDigest, Sampling: samplingOf(profile), NoEmbeddings: manifest.NoEmbeddings,
 		Live: &recording.Live{UID: string(profile.UID), Samples: string(profile.Spec.Live.Samples), Model: model},
-	}, tokenizer)
+	}, carried)
 	return err
 }
 

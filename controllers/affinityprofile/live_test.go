@@ -146,7 +146,7 @@ func (l *live) prior(namespace string) {
 		l.t.Fatal(err)
 	}
 	files := map[string]string{}
-	for name, content := range map[string][]byte{recording.TraceFile: file.Bytes(), recording.CountsFile: []byte("counts"), recording.TokenizerFile: []byte("words")} {
+	for name, content := range map[string][]byte{recording.TraceFile: file.Bytes(), recording.CountsFile: []byte("counts"), recording.TokenizerFile: []byte("words"), recording.EmbeddingsFile: []byte("vectors")} {
 		files[name] = filepath.Join(l.t.TempDir(), name)
 		if err := os.WriteFile(files[name], content, 0o600); err != nil {
 			l.t.Fatal(err)
@@ -242,7 +242,7 @@ func TestLiveProfile(t *testing.T) {
 		t.Errorf("model %+v", p.Status.Model)
 	}
 	manifest := l.manifest(p)
-	if !manifest.HasTrace() || manifest.Live.Samples != recording.LiveSequences || manifest.Files[recording.TokenizerFile] == "" || manifest.Summary.Requests != 10 {
+	if !manifest.HasTrace() || manifest.Live.Samples != recording.LiveSequences || manifest.Files[recording.TokenizerFile] == "" || manifest.Files[recording.EmbeddingsFile] == "" || manifest.Summary.Requests != 10 {
 		t.Errorf("manifest %+v", manifest)
 	}
 	result, requests := *p.Status.Result, one.requests.Load()
@@ -272,6 +272,9 @@ func TestLiveProfile(t *testing.T) {
 	// A profile that contains only counts can be the prior profile.
 	next := l.profileAfter(namespace, "next", "counted")
 	expect(next, "Profiled")
+	if l.manifest(next).Files[recording.EmbeddingsFile] == "" {
+		t.Error("the embeddings are lost after two live profiles")
+	}
 }
 
 func (l *live) profileAfter(namespace, name, prior string) *semmoev1.AffinityProfile {

@@ -83,7 +83,11 @@ func faultOf(o observation) *conditions.Fault {
 func readyVerdict(o observation, wrong *conditions.Fault) conditions.Verdict {
 	switch r := o.Result; {
 	case r != nil:
-		return conditions.True("Profiled", fmt.Sprintf("Profile %s is in the artifact store: %d tokens, %d of them in the routing trace of %d requests", o.ID, r.Tokens, r.TracedTokens, r.Requests))
+		message := fmt.Sprintf("Profile %s is in the artifact store: %d tokens, %d of them in the routing trace of %d requests", o.ID, r.Tokens, r.TracedTokens, r.Requests)
+		if r.NoEmbeddings != "" {
+			message += "; it has no token embeddings (status.result.noEmbeddings), so plans score unseen tokens without neighbours"
+		}
+		return conditions.True("Profiled", message)
 	case wrong != nil:
 		return conditions.False(wrong.Reason, wrong.Message)
 	}

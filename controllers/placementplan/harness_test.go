@@ -181,8 +181,14 @@ func (w *world) newProfile(name string) *semmoev1.AffinityProfile {
 // complete publishes a trace as the result of a profile, and marks the profile ready.
 func (w *world) complete(p *semmoev1.AffinityProfile, trace []byte) {
 	w.t.Helper()
+	w.completeWith(p, map[string][]byte{profile.TraceFile: trace, profile.CountsFile: []byte("counts"), profile.TokenizerFile: []byte("words")})
+}
+
+// completeWith publishes files as the result of a profile, and marks the profile ready.
+func (w *world) completeWith(p *semmoev1.AffinityProfile, contents map[string][]byte) {
+	w.t.Helper()
 	files := map[string]string{}
-	for name, content := range map[string][]byte{profile.TraceFile: trace, profile.CountsFile: []byte("counts"), profile.TokenizerFile: []byte("words")} {
+	for name, content := range contents {
 		files[name] = filepath.Join(w.t.TempDir(), name)
 		if err := os.WriteFile(files[name], content, 0o600); err != nil {
 			w.t.Fatal(err)

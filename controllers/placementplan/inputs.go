@@ -225,6 +225,8 @@ type solution struct {
 	Chosen string `json:"chosen,omitempty"`
 	// Copies records how the number of copies was chosen; nil if the spec sets it.
 	Copies *solver.Copies `json:"copies,omitempty"`
+	// Neighbours records whether the tables score unseen tokens by their neighbours; nil without token embeddings.
+	Neighbours *solver.NeighbourTrial `json:"neighbours,omitempty"`
 	// Replan is the comparison with the plan in service; nil without one.
 	Replan *replanned `json:"replan,omitempty"`
 }
@@ -242,6 +244,8 @@ type solved struct {
 	// the number.
 	RedundantExperts int32  `json:"redundantExperts,omitempty"`
 	Copies           string `json:"copies,omitempty"`
+	// Neighbours is the result of the comparison of tables with and without neighbours; empty without token embeddings.
+	Neighbours string `json:"neighbours,omitempty"`
 	// Tier and Comparison are set for a plan that replaces a plan in service.
 	Tier       semmoev1.Tier            `json:"tier,omitempty"`
 	Comparison *semmoev1.PlanComparison `json:"comparison,omitempty"`
@@ -258,6 +262,9 @@ func (s *solution) solved() *solved {
 	}
 	if s.Copies != nil {
 		kept.RedundantExperts, kept.Copies = int32(s.Copies.Chosen*s.Inputs.Ranks), s.Copies.Text()
+	}
+	if s.Neighbours != nil {
+		kept.Neighbours = s.Neighbours.Text()
 	}
 	return kept
 }

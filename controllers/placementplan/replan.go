@@ -138,9 +138,9 @@ func (t *task) replan(ctx context.Context, manifest profile.Manifest, report fun
 			// depends.
 			chosen.Plan.Schedule = current.Schedule
 		}
-		return &solver.Solution{Plan: chosen.Plan, Truncated: found.Truncated}, result, nil
+		return &solver.Solution{Plan: chosen.Plan, Truncated: found.Truncated, Neighbours: chosen.Neighbours}, result, nil
 	}
-	solution, err := t.scored(ctx, recent, chosen.Plan, found)
+	solution, err := t.scored(ctx, recent, chosen, found)
 	return solution, result, err
 }
 
@@ -201,7 +201,11 @@ func (t *task) replanFromTraces(ctx context.Context, manifest profile.Manifest, 
 			return nil, nil, err
 		}
 	}
-	found, err := solver.Replan(ctx, recent, prior, current, t.replanOptions(report))
+	options := t.replanOptions(report)
+	if options.Embeddings, err = t.embeddings(ctx, current.Vocabulary, origin{t.scope, &manifest}, origin{t.prior, before}); err != nil {
+		return nil, nil, err
+	}
+	found, err := solver.Replan(ctx, recent, prior, current, options)
 	return recent, found, err
 }
 
@@ -229,7 +233,11 @@ func (t *task) replanFromCounts(ctx context.Context, manifest profile.Manifest, 
 	}
 	counted := solver.CountedProfile{Layers: recent, Groups: groups}
 	copy(counted.Digest[:], digest)
-	return solver.ReplanCounts(ctx, counted, prior, current, t.replanOptions(report))
+	options := t.replanOptions(report)
+	if options.Embeddings, err = t.embeddings(ctx, current.Vocabulary, origin{t.scope, &manifest}, origin{t.prior, before}); err != nil {
+		return nil, err
+	}
+	return solver.ReplanCounts(ctx, counted, prior, current, options)
 }
 
 // counted reads the counts of a profile.
@@ -265,7 +273,8 @@ func (t *task) replanOptions(report func(step string, done, total int)) solver.R
 }
 
 // scored evaluates the chosen plan on the held-out requests, and calibrates its drift test.
-func (t *task) scored(ctx context.Context, recent *trace.Trace, chosen *solver.Plan, found *solver.Replanned) (*solver.Solution, error) {
+func (t *task) scored(ctx context.Context, recent *trace.Trace, of solver.Candidate, found *solver.Replanned) (*solver.Solution, error) {
+	chosen := of.Plan
 	o := solver.DefaultEvaluation()
 	o.Requests, o.Seed, o.Machines = found.HeldOut, chosen.Seed, cost.NodeOf(chosen.Machines())
 	o.RanksPerNode = cmp.Or(chosen.RanksPerNode, o.RanksPerNode)
@@ -280,7 +289,9 @@ func (t *task) scored(ctx context.Context, recent *trace.Trace, chosen *solver.P
 	if err := t.addSchedule(recent, chosen, report.LAR); err != nil {
 		return nil, err
 	}
-	return &solver.Solution{Plan: chosen, Report: report, Truncated: found.Truncated, TrainRequests: found.TrainRequests, TestRequests: found.TestRequests}, nil
+	return &solver.Solution{
+		Plan: chosen, Report: report, Neighbours: of.Neighbours, Truncated: found.Truncated, TrainRequests: found.TrainRequests, TestRequests: found.TestRequests,
+	}, nil
 }
 
 // loadCap returns the token load limit of the request routers, as a factor; 0 if the spec sets none.

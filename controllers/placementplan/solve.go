@@ -5,6 +5,7 @@ package placementplan
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"runtime/debug"
@@ -20,6 +21,7 @@ import (
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/solver/embedding"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -115,7 +117,7 @@ func (t *task) run(ctx context.Context, report func(step string, done, total int
 	if w := found.Worth; w != nil {
 		result.LayerNanos, result.UnplannedLayerNanos, result.Worth = nanos(w.LayerUS), nanos(w.BaselineLayerUS), w
 	}
-	result.Chosen, result.Copies = found.Plan.Chosen, found.Plan.Copies
+	result.Chosen, result.Copies, result.Neighbours = found.Plan.Chosen, found.Plan.Copies, found.Neighbours
 	if err := publishSolution(ctx, t.client, namespace, result, known); err != nil {
 		return err
 	}
@@ -154,10 +156,14 @@ func (t *task) solve(ctx context.Context, manifest profile.Manifest, report func
 	if err := placement.CheckSlots(t.inputs.Algorithm, t.inputs.Ranks, recorded.Model.Experts, t.inputs.RedundantSlots); err != nil {
 		return nil, invalidf("InvalidPlacement", "spec.redundantExperts: %d is invalid: %v. The spec is immutable: create another plan", t.inputs.RedundantSlots*t.inputs.Ranks, err)
 	}
-	if err := solver.Check(recorded, t.options(report)); err != nil && !trace.IsInvalid(err) {
+	options := t.options(report)
+	if err := solver.Check(recorded, options); err != nil && !trace.IsInvalid(err) {
 		return nil, invalidf("InvalidPlacement", "spec: %v. The spec is immutable: create another plan", err)
 	}
-	found, err := solver.Solve(ctx, recorded, t.options(report))
+	if options.Embeddings, err = t.embeddings(ctx, recorded.Model.Vocabulary, origin{t.scope, &manifest}); err != nil {
+		return nil, err
+	}
+	found, err := solver.Solve(ctx, recorded, options)
 	if trace.IsInvalid(err) {
 		return nil, invalidf("ProfileInvalid", "routing trace of the profile: %v", err)
 	}
@@ -169,7 +175,7 @@ func (t *task) solve(ctx context.Context, manifest profile.Manifest, report func
 		return nil, err
 	}
 	if recorded.Model.HiddenSize > 0 {
-		if found.Worth, err = solver.WorthOf(ctx, recorded, found, t.options(report), t.inputs.minimumGainPercent()); err != nil {
+		if found.Worth, err = solver.WorthOf(ctx, recorded, found, options, t.inputs.minimumGainPercent()); err != nil {
 			return nil, err
 		}
 	}
@@ -219,6 +225,33 @@ func (t *task) trace(ctx context.Context, scope artifact.Scope, manifest profile
 		return nil, rest
 	}
 	return recorded, err
+}
+
+// origin is a profile in the artifact store; the manifest is nil without one.
+type origin struct {
+	scope    artifact.Scope
+	manifest *profile.Manifest
+}
+
+// embeddings reads the token embeddings of the first of the profiles that has some. It returns nil if none has. A plan
+// does not need them, so embeddings that are damaged, or that the store has lost, are logged.
+func (t *task) embeddings(ctx context.Context, vocabulary int, from ...origin) (*embedding.Table, error) {
+	for _, s := range from {
+		if s.manifest == nil || t.inputs.Unshuffled {
+			continue
+		}
+		found, err := profile.FetchEmbeddings(ctx, t.client, s.scope, *s.manifest, vocabulary)
+		var invalid *profile.EmbeddingsError
+		switch {
+		case errors.As(err, &invalid), errors.Is(err, artifact.ErrNotFound), errors.Is(err, artifact.ErrCorrupt):
+			logr.FromContextOrDiscard(ctx).Info("Solving without token embeddings", "profile", s.scope.String(), "reason", err.Error())
+		case err != nil:
+			return nil, err
+		case found != nil:
+			return found, nil
+		}
+	}
+	return nil, nil
 }
 
 // tokenizer reads the tokenizer of the checkpoint. It returns nil if the profile has none.

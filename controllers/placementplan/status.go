@@ -189,6 +189,9 @@ func publishedVerdict(plan *semmoev1.PlacementPlan, o observation, status semmoe
 	if o.Solved.Copies != "" {
 		message += "; " + o.Solved.Copies
 	}
+	if o.Solved.Neighbours != "" {
+		message += "; " + o.Solved.Neighbours
+	}
 	if c := status.Comparison; c != nil {
 		message += "; comparison with the plan in service: " + c.Reason
 	}

@@ -22,11 +22,13 @@ import (
 const Format = "semmoe-profile/1"
 
 // The files of a profile: the routing trace (not with live counts), the counts over all recorded tokens, and the
-// tokenizer of the checkpoint if it has one. The result of the scope of the profile is a Manifest that lists them.
+// tokenizer and the token embeddings of the checkpoint if it has some that can be read. The result of the scope of the
+// profile is a Manifest that lists them.
 const (
-	TraceFile     = "trace.safetensors.zst"
-	CountsFile    = "counts.safetensors.zst"
-	TokenizerFile = "tokenizer.json"
+	TraceFile      = "trace.safetensors.zst"
+	CountsFile     = "counts.safetensors.zst"
+	TokenizerFile  = "tokenizer.json"
+	EmbeddingsFile = "embeddings.npy"
 )
 
 // maxManifestBytes bounds a manifest. Manifests are well below one kilobyte.
@@ -71,6 +73,9 @@ type Manifest struct {
 	Summary       Summary  `json:"summary"`
 	// Live is set for a profile that was made from samples of live traffic; nil for a profile of a data set.
 	Live *Live `json:"live,omitempty"`
+	// NoEmbeddings is the reason why the profile has no EmbeddingsFile. It is empty if the profile has one, or if an
+	// earlier version recorded it.
+	NoEmbeddings string `json:"noEmbeddings,omitempty"`
 	// Files contains the digest of each file by name.
 	Files map[string]artifact.Digest `json:"files"`
 }

@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/model/embeddings"
 	"github.com/semmoe/operator/internal/profile/counts"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -189,10 +191,17 @@ func fromCounts(c *counts.Counts) *Profile {
 	}}
 }
 
-// PublishLive stores a live profile, with the tokenizer of its prior profile, as the result of its scope. It returns
-// the digest of the result of the scope: the result that was published first.
-func PublishLive(ctx context.Context, store *access.Client, scope artifact.Scope, p *Profile, m Manifest, tokenizer []byte) (artifact.Digest, error) {
-	files := map[string][]byte{}
+// CheckpointFiles maps the files of a profile that only depend on the checkpoint to their maximum sizes in bytes. The
+// largest known tokenizers have about 35 MB.
+var CheckpointFiles = map[string]int64{TokenizerFile: 256 << 20, EmbeddingsFile: embeddings.MaxBytes}
+
+// PublishLive stores a live profile, with the CheckpointFiles of its prior profile by name, as the result of its scope.
+// It returns the digest of the result of the scope: the result that was published first.
+func PublishLive(ctx context.Context, store *access.Client, scope artifact.Scope, p *Profile, m Manifest, prior map[string][]byte) (artifact.Digest, error) {
+	files := maps.Clone(prior)
+	if files == nil {
+		files = map[string][]byte{}
+	}
 	var content bytes.Buffer
 	if err := p.counts.WriteCompressed(&content); err != nil {
 		return "", err
@@ -203,9 +212,6 @@ func PublishLive(ctx context.Context, store *access.Client, scope artifact.Scope
 		if files[TraceFile], err = compressed(p.Trace); err != nil {
 			return "", err
 		}
-	}
-	if tokenizer != nil {
-		files[TokenizerFile] = tokenizer
 	}
 	m.Summary, m.Files = p.Summary, map[string]artifact.Digest{}
 	for name, text := range files {

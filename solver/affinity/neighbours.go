@@ -19,6 +19,15 @@ type Neighbours struct {
 	Nearest [][]int32
 }
 
+// Tokens returns the number of token ids that have neighbours.
+func (n *Neighbours) Tokens() int {
+	tokens := 0
+	for _, near := range n.Nearest {
+		tokens += min(len(near), 1)
+	}
+	return tokens
+}
+
 const (
 	// neighbours is the number of rows that replace the row of an unseen token.
 	neighbours = 8

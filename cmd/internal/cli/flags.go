@@ -3,8 +3,10 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 
@@ -13,6 +15,7 @@ import (
 
 	"github.com/semmoe/operator/internal/files/atomicfile"
 	"github.com/semmoe/operator/internal/files/regularfile"
+	"github.com/semmoe/operator/internal/model/embeddings"
 	"github.com/semmoe/operator/internal/model/npy"
 	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/embedding"
@@ -84,9 +87,10 @@ func ReadHardware(named string) (*hardware.Profile, error) {
 // have 16,384.
 const maxEmbedding = 1 << 15
 
-// OpenEmbeddings reads the embeddings of a vocabulary.
-func OpenEmbeddings(path string) (*embedding.Table, error) {
-	m, err := npy.Open(path)
+// OpenEmbeddings reads the embeddings of a vocabulary: a .npy file, or the token embeddings of the checkpoint in a
+// directory.
+func OpenEmbeddings(ctx context.Context, path string) (*embedding.Table, error) {
+	m, err := openMatrix(ctx, path)
 	if err != nil {
 		return nil, InputError(fmt.Errorf("--embeddings: %w", err))
 	}
@@ -94,6 +98,13 @@ func OpenEmbeddings(path string) (*embedding.Table, error) {
 		return nil, codedError{fmt.Errorf("--embeddings: %s: has %d numbers in each row; allowed are up to %d", path, m.Columns, maxEmbedding), ExitInvalidFile}
 	}
 	return &embedding.Table{Tokens: m.Rows, Size: m.Columns, Values: m.Values}, nil
+}
+
+func openMatrix(ctx context.Context, path string) (*npy.Matrix, error) {
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return embeddings.Extract(ctx, path, "")
+	}
+	return npy.Open(path)
 }
 
 // CheckEmbeddings returns an error for embeddings of a different vocabulary than the trace's.

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package npy reads matrices of floating-point numbers from NumPy's .npy files. A file consists of a magic number, a
+// Package npy reads and writes matrices of floating-point numbers in NumPy's .npy files. A file consists of a magic number, a
 // header with a Python dictionary literal, and the values in row-major or, if the header says so, column-major order.
 //
 // Invariant: allocations are bounded by the size of the file, regardless of its header.
 package npy
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"math"
 	"regexp"
 	"strconv"
+	"strings"
 
 	"github.com/semmoe/operator/internal/files/regularfile"
 	"github.com/semmoe/operator/internal/model/checkpoint"
@@ -52,7 +54,7 @@ func Open(path string) (*Matrix, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := read(file, info.Size())
+	m, err := Read(file, info.Size())
 	if checkpoint.IsInvalid(err) {
 		return nil, checkpoint.Invalidf("%s: %v", path, err)
 	}
@@ -62,8 +64,8 @@ func Open(path string) (*Matrix, error) {
 	return m, nil
 }
 
-// read reads a matrix from a file of the given size.
-func read(r io.Reader, size int64) (*Matrix, error) {
+// Read reads a matrix from a file of the given size. An invalid file returns an error of checkpoint.Invalidf.
+func Read(r io.Reader, size int64) (*Matrix, error) {
 	header, length, err := readHeader(r, size)
 	if err != nil {
 		return nil, err
@@ -163,4 +165,43 @@ func parseHeader(header []byte) (m *Matrix, dtype checkpoint.DType, byColumn boo
 		return nil, "", false, checkpoint.Invalidf("shape (%.20s, %.20s): both must be positive numbers below 2^30", s[1], s[2])
 	}
 	return &Matrix{Rows: int(rows), Columns: int(columns)}, dtypes[string(d[1])], string(f[1]) == "True", nil
+}
+
+// WriteFloat16 writes a matrix as float16 numbers, rounded to the nearest even one.
+func WriteFloat16(w io.Writer, m *Matrix) error {
+	header := fmt.Sprintf("{'descr': '<f2', 'fortran_order': False, 'shape': (%d, %d), }", m.Rows, m.Columns)
+	const prefix, alignment = 10, 64 // the values of a file begin at a multiple of 64
+	header += strings.Repeat(" ", alignment-1-(prefix+len(header))%alignment) + "\n"
+	out := bufio.NewWriter(w)
+	out.WriteString(magic + "\x01\x00")
+	out.Write(binary.LittleEndian.AppendUint16(nil, uint16(len(header))))
+	out.WriteString(header)
+	var number [2]byte
+	for _, v := range m.Values {
+		binary.LittleEndian.PutUint16(number[:], float16(v))
+		out.Write(number[:])
+	}
+	return out.Flush() // the first error of all writes
+}
+
+// float16 converts a number to an IEEE 754 binary16 value. Numbers above the largest one become infinite.
+func float16(v float32) uint16 {
+	const (
+		largest  = 65520   // numbers from here on round to infinity
+		smallest = 1 << 14 // times this, the smallest normal number is 1
+		steps    = 1 << 24 // the steps of subnormal numbers in 1
+	)
+	bits := math.Float32bits(v)
+	sign, magnitude := uint16(bits>>16)&0x8000, math.Float32frombits(bits&^(1<<31))
+	switch {
+	case magnitude != magnitude:
+		return sign | 0x7e00
+	case magnitude >= largest:
+		return sign | 0x7c00
+	case magnitude*smallest < 1:
+		return sign | uint16(math.RoundToEven(float64(magnitude)*steps))
+	}
+	bits = math.Float32bits(magnitude) - (127-15)<<23
+	bits += 0xfff + bits>>13&1 // round to the nearest even number; a carry increases the exponent
+	return sign | uint16(bits>>13)
 }

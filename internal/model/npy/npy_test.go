@@ -60,7 +60,7 @@ func TestRead(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, m, err)
 		}
 		for length := range content {
-			if _, err := read(bytes.NewReader(content[:length]), int64(length)); !checkpoint.IsInvalid(err) {
+			if _, err := Read(bytes.NewReader(content[:length]), int64(length)); !checkpoint.IsInvalid(err) {
 				t.Fatalf("%s: %d of %d bytes: %v", name, length, len(content), err)
 			}
 		}
@@ -86,7 +86,7 @@ func TestReadRefuses(t *testing.T) {
 		"no dictionary":        {file(1, "nothing"), "has no descr"},
 		"long header":          {append([]byte("\x93NUMPY\x02\x00"), 255, 255, 255, 255), "the maximum is 65536"},
 	} {
-		if _, err := read(bytes.NewReader(test.content), int64(len(test.content))); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), test.want) {
+		if _, err := Read(bytes.NewReader(test.content), int64(len(test.content))); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v; want %q", name, err, test.want)
 		}
 	}
@@ -100,9 +100,41 @@ func FuzzRead(f *testing.F) {
 	f.Add(file(1, dict("<f4", "False", "(2, 1)"), float32s(1, 2)...))
 	f.Add(file(2, dict("<f2", "False", "(1, 3)"), 0, 0, 0, 0, 0, 0))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		m, err := read(bytes.NewReader(data), int64(len(data)))
+		m, err := Read(bytes.NewReader(data), int64(len(data)))
 		if err == nil && (len(m.Values) != m.Rows*m.Columns || len(m.Values)*2 > len(data)) {
 			t.Fatalf("%d x %d has %d values of %d bytes", m.Rows, m.Columns, len(m.Values), len(data))
 		}
 	})
+}
+
+// TestWriteFloat16 compares every float16 number, and the rounding between two of them.
+func TestWriteFloat16(t *testing.T) {
+	raw := make([]byte, 2<<16)
+	for i := range 1 << 16 {
+		binary.LittleEndian.PutUint16(raw[2*i:], uint16(i))
+	}
+	values := make([]float32, 1<<16)
+	checkpoint.DecodeFloat32(values, raw, checkpoint.F16)
+	finite := slices.DeleteFunc(values, func(v float32) bool { return v-v != 0 })
+	var out bytes.Buffer
+	if err := WriteFloat16(&out, &Matrix{Rows: len(finite) / 4, Columns: 4, Values: finite}); err != nil {
+		t.Fatal(err)
+	}
+	m, err := Read(bytes.NewReader(out.Bytes()), int64(out.Len()))
+	if err != nil || m.Rows != len(finite)/4 || m.Columns != 4 || !slices.EqualFunc(m.Values, finite, func(a, b float32) bool {
+		return math.Float32bits(a) == math.Float32bits(b)
+	}) {
+		t.Errorf("%d rows, %v", m.Rows, err)
+	}
+	if header := out.Bytes()[:bytes.IndexByte(out.Bytes(), '\n')+1]; len(header)%64 != 0 {
+		t.Errorf("the header has %d bytes, want a multiple of 64", len(header))
+	}
+	for v, want := range map[float32]uint16{
+		1 + 1.0/2048: 0x3c00, 1 + 3.0/2048: 0x3c02, 1 + 1.1/2048: 0x3c01, 65519: 0x7bff, 65520: 0x7c00, -1e9: 0xfc00,
+		6.097e-5: 0x3ff, 6.1034e-5: 0x400, 2.98e-8: 0, 2.99e-8: 1, -1e-30: 0x8000, float32(math.NaN()): 0x7e00, float32(math.Inf(1)): 0x7c00,
+	} {
+		if got := float16(v); got != want {
+			t.Errorf("%v: %#x, want %#x", v, got, want)
+		}
+	}
 }

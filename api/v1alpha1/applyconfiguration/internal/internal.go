@@ -886,6 +886,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: distinctTokens
       type:
         scalar: numeric
+    - name: noEmbeddings
+      type:
+        scalar: string
     - name: refused
       type:
         scalar: numeric

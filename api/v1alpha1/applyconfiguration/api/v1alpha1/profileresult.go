@@ -26,6 +26,9 @@ type ProfileResultApplyConfiguration struct {
 	// skewMilli is the load of the busiest expert of a layer divided by the mean load, in thousandths, averaged over
 	// the layers.
 	SkewMilli *int32 `json:"skewMilli,omitempty"`
+	// noEmbeddings is the reason why the profile has no token embeddings. Plans then score tokens that the profile lacks
+	// like the mean of all tokens. It is empty if the profile has token embeddings, or if an earlier version recorded it.
+	NoEmbeddings *string `json:"noEmbeddings,omitempty"`
 }
 
 // ProfileResultApplyConfiguration constructs a declarative configuration of the ProfileResult type for use with
@@ -95,5 +98,13 @@ func (b *ProfileResultApplyConfiguration) WithCoverageMilli(value int32) *Profil
 // If called multiple times, the SkewMilli field is set to the value of the last call.
 func (b *ProfileResultApplyConfiguration) WithSkewMilli(value int32) *ProfileResultApplyConfiguration {
 	b.SkewMilli = &value
+	return b
+}
+
+// WithNoEmbeddings sets the NoEmbeddings field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the NoEmbeddings field is set to the value of the last call.
+func (b *ProfileResultApplyConfiguration) WithNoEmbeddings(value string) *ProfileResultApplyConfiguration {
+	b.NoEmbeddings = &value
 	return b
 }

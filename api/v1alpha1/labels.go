@@ -83,6 +83,9 @@ const (
 	ReleaseUnknown          = "unknown"
 	// AnnotationApprove is the short digest of the plan that a user approves for roll-out.
 	AnnotationApprove = "semmoe.io/approve"
+	// AnnotationRollBack is the short digest of the plan whose roll-out a user ends, on its canary or
+	// during its promotion. The plan is not retried until this annotation and AnnotationFailed are removed.
+	AnnotationRollBack = "semmoe.io/rollback"
 	// AnnotationPlanned, on a profile that was made after drift, is the name of the plan that was made from the
 	// profile. If that plan is deleted, no other plan is made from the profile.
 	AnnotationPlanned = "semmoe.io/planned"

@@ -72,8 +72,8 @@ func (s *managedServer) serve(ctx context.Context, started func()) error {
 	return <-stopped
 }
 
-// addMetricsServer serves the manager's metrics over HTTPS, with the certificate in certDir, or, if certDir is empty, with
-// a self-signed one. The API server authenticates and authorizes the callers.
+// addMetricsServer serves the manager's metrics over HTTPS, with the certificate in certDir, or, if certDir is empty,
+// with a self-signed one. The API server authenticates and authorizes the callers.
 func addMetricsServer(manager ctrl.Manager, address, certDir string) error {
 	if address == noServer {
 		return nil

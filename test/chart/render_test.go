@@ -229,8 +229,8 @@ webhooks: {certManager: true}
 	}
 }
 
-// TestMonitorsAreDetected checks that the objects of the Prometheus operator are created if the cluster has its API, unless
-// the values decide.
+// TestMonitorsAreDetected checks that the objects of the Prometheus operator are created if the cluster has its API,
+// unless the values decide.
 func TestMonitorsAreDetected(t *testing.T) {
 	const api = "monitoring.coreos.com/v1"
 	for _, tc := range []struct {

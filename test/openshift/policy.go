@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package openshift emulates the admission of OpenShift at an API server: the security context constraint restricted-v2,
-// which accepts only users and groups from a range that belongs to the namespace.
+// Package openshift emulates the admission of OpenShift at an API server: the security context constraint
+// restricted-v2, which accepts only users and groups from a range that belongs to the namespace.
 package openshift
 
 import (

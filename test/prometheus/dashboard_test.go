@@ -71,8 +71,8 @@ func loadDashboard(t *testing.T) dashboard {
 	return d
 }
 
-// queries returns all queries of the dashboard, for all namespaces and MoEDeployments, with rates over one minute. Series of
-// one cluster have no label cluster, and the variable is empty.
+// queries returns all queries of the dashboard, for all namespaces and MoEDeployments, with rates over one minute.
+// Series of one cluster have no label cluster, and the variable is empty.
 func (d dashboard) queries() []query {
 	variables := strings.NewReplacer("$cluster", "", "$namespace", ".*", "$deployment", ".*", "$__rate_interval", "1m")
 	var all []query

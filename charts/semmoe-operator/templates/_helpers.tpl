@@ -62,8 +62,9 @@ topologySpreadConstraints: {{- toYaml . | nindent 0 }}
 {{- end }}
 {{- end }}
 
-{{/* The security context of the pods of a component: the restricted pod security standard. The user is that of the image, or
-     the one that OpenShift assigns to the namespace. volume: a group owns the files of the volume; OpenShift assigns it too. */}}
+{{/* The security context of the pods of a component: the restricted pod security standard. The user is that of the
+     image, or the one that OpenShift assigns to the namespace. With volume, a group owns the files of the volume, which
+     OpenShift assigns too. */}}
 {{- define "semmoe.podSecurity" -}}
 {{- $context := dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault") }}
 {{- if and .volume (not (.root.Capabilities.APIVersions.Has "security.openshift.io/v1")) }}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podsecurity returns security contexts that satisfy the restricted pod security standard. They name no user and
-// no group: containers run as the numeric user of their image, or as the user that the cluster assigns to the namespace
-// (OpenShift), which rejects any other.
+// Package podsecurity returns security contexts that satisfy the restricted pod security standard. They name no user
+// and no group: containers run as the numeric user of their image, or as the user that the cluster assigns to the
+// namespace (OpenShift), which rejects any other.
 package podsecurity
 
 import (

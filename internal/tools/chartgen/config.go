@@ -48,8 +48,8 @@ func renderConfig(helm, chart, config string) error {
 // helmLabels matches the labels with the name of the release, and of the chart and its version.
 var helmLabels = regexp.MustCompile(`(?m)^ *(app\.kubernetes\.io/(instance|managed-by|version)|helm\.sh/chart): .*\n`)
 
-// byTemplate splits the output of helm template into the documents of each template, by path below templates/, without the
-// labels that only have a meaning for Helm.
+// byTemplate splits the output of helm template into the documents of each template, by path below templates/, without
+// the labels that only have a meaning for Helm.
 func byTemplate(manifest string) (map[string]string, error) {
 	const source = "# Source: semmoe-operator/templates/"
 	rendered := map[string]string{}

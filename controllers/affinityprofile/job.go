@@ -5,6 +5,7 @@ package affinityprofile
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -136,7 +137,7 @@ func render(profile *semmoev1.AffinityProfile, to target, attempt int) (*batchv1
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:       profile.Namespace,
 			Name:            jobName(to.ID, attempt),
-			Labels:          labels,
+			Labels:          ownership.PassQueue(maps.Clone(labels), profile.Labels),
 			OwnerReferences: ownership.ControllerReference(profile, "AffinityProfile"),
 		},
 		Spec: batchv1.JobSpec{

@@ -81,8 +81,15 @@ const (
 	// engine reports none.
 	AnnotationEngineRelease = "semmoe.io/engine-release"
 	ReleaseUnknown          = "unknown"
+	// LabelQueue is Kueue's label of a queue. It is passed from a MoEDeployment to its profiles, and from a profile to
+	// its profiling Job. LabelQueuePriority, its label of a priority class, is passed with it.
+	LabelQueue         = "kueue.x-k8s.io/queue-name"
+	LabelQueuePriority = "kueue.x-k8s.io/priority-class"
 	// AnnotationApprove is the short digest of the plan that a user approves for roll-out.
 	AnnotationApprove = "semmoe.io/approve"
+	// AnnotationRollBack is the short digest of the plan whose roll-out a user ends, on its canary or
+	// during its promotion. The plan is not retried until this annotation and AnnotationFailed are removed.
+	AnnotationRollBack = "semmoe.io/rollback"
 	// AnnotationPlanned, on a profile that was made after drift, is the name of the plan that was made from the
 	// profile. If that plan is deleted, no other plan is made from the profile.
 	AnnotationPlanned = "semmoe.io/planned"

@@ -78,6 +78,12 @@ type MoEDeploymentStatus struct {
 	// +kubebuilder:validation:MaxLength=16
 	PlanDigest string `json:"planDigest,omitempty"`
 
+	// pendingPlan is the short digest of the plan that waits for approval: the value that the annotation semmoe.io/approve
+	// needs. It is absent while no plan waits.
+	// +optional
+	// +kubebuilder:validation:MaxLength=16
+	PendingPlan string `json:"pendingPlan,omitempty"`
+
 	// rollout is the progress of the roll-out of a new plan. It is absent while no plan is rolled out.
 	// +optional
 	Rollout *RolloutStatus `json:"rollout,omitempty"`

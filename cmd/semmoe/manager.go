@@ -36,7 +36,7 @@ const stopTimeout = time.Second
 func newManagerCommand() *cobra.Command {
 	var options controllers.Options
 	var store access.Access
-	var storeCA, pull, routerAuthority, metricsAddress, healthAddress string
+	var storeCA, pull, routerAuthority, metricsAddress, metricsCertDir, healthAddress string
 	var prometheusHosts []string
 	var logLevel int
 	var webhooks webhookOptions
@@ -105,7 +105,7 @@ func newManagerCommand() *cobra.Command {
 				}
 				ready["webhook"] = base.WebhookServer.StartedChecker()
 			}
-			if err := errors.Join(addMetricsServer(manager, metricsAddress), addHealthServer(manager, healthAddress, ready)); err != nil {
+			if err := errors.Join(addMetricsServer(manager, metricsAddress, metricsCertDir), addHealthServer(manager, healthAddress, ready)); err != nil {
 				return err
 			}
 			return manager.Start(ctx)
@@ -124,6 +124,7 @@ func newManagerCommand() *cobra.Command {
 	flags.IntVar(&options.SolverWorkers, "solver-workers", 1, "number of concurrently solved plans; each keeps a routing trace in memory")
 	flags.DurationVar(&options.Retention, "artifact-retention", retention.DefaultRetention, "retention time of artifacts in the store after the last reference by an object")
 	flags.StringVar(&metricsAddress, "metrics-bind-address", ":8443", "address of the metrics endpoint (HTTPS, with authentication and authorization by the API server); 0 disables it")
+	flags.StringVar(&metricsCertDir, "metrics-cert-dir", "", "directory with tls.crt and tls.key of the metrics endpoint, re-read after a change (default: a self-signed certificate)")
 	flags.StringVar(&healthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz")
 	webhooks.addFlags(flags)
 	flags.BoolVar(&base.LeaderElection, "leader-elect", false, "leader election among several managers")

@@ -72,18 +72,31 @@ func (s *managedServer) serve(ctx context.Context, started func()) error {
 	return <-stopped
 }
 
-// addMetricsServer serves the manager's metrics over HTTPS. The API server authenticates and authorizes the callers.
-func addMetricsServer(manager ctrl.Manager, address string) error {
+// addMetricsServer serves the manager's metrics over HTTPS, with the certificate in certDir, or, if certDir is empty,
+// with a self-signed one. The API server authenticates and authorizes the callers.
+func addMetricsServer(manager ctrl.Manager, address, certDir string) error {
 	if address == noServer {
 		return nil
 	}
-	certificate, key, err := cert.GenerateSelfSignedCertKey("localhost", nil, nil)
-	if err != nil {
-		return fmt.Errorf("failed to create the certificate of the metrics server: %w", err)
-	}
-	pair, err := tls.X509KeyPair(certificate, key)
-	if err != nil {
-		return err
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if certDir == "" {
+		certificate, key, err := cert.GenerateSelfSignedCertKey("localhost", nil, nil)
+		if err != nil {
+			return fmt.Errorf("failed to create the certificate of the metrics server: %w", err)
+		}
+		pair, err := tls.X509KeyPair(certificate, key)
+		if err != nil {
+			return err
+		}
+		config.Certificates = []tls.Certificate{pair}
+	} else {
+		watcher, err := certwatcher.New(filepath.Join(certDir, "tls.crt"), filepath.Join(certDir, "tls.key"))
+		if err == nil {
+			config.GetCertificate, err = watcher.GetCertificate, manager.Add(watcher)
+		}
+		if err != nil {
+			return fmt.Errorf("--metrics-cert-dir: %w", err)
+		}
 	}
 	filter, err := filters.WithAuthenticationAndAuthorization(manager.GetConfig(), manager.GetHTTPClient())
 	if err != nil {
@@ -96,7 +109,7 @@ func addMetricsServer(manager ctrl.Manager, address string) error {
 	routes := http.NewServeMux()
 	routes.Handle("/metrics", handler)
 	return manager.Add(&managedServer{name: "metrics", address: address, options: httpserver.Options{
-		Handler: routes, TLS: &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}},
+		Handler: routes, TLS: config,
 		MaxConnections: 64, ReadTimeout: 30 * time.Second, WriteTimeout: time.Minute,
 	}})
 }

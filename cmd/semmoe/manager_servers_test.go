@@ -6,14 +6,18 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/cert"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -22,6 +26,17 @@ import (
 	"github.com/semmoe/operator/internal/certs"
 	"github.com/semmoe/operator/test/poll"
 )
+
+// A directory without a certificate is reported before the manager starts.
+func TestMetricsCertificateMissing(t *testing.T) {
+	manager, err := ctrl.NewManager(&rest.Config{Host: "https://" + clitest.FreeAddress(t)}, ctrl.Options{Metrics: metricsserver.Options{BindAddress: noServer}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := addMetricsServer(manager, clitest.FreeAddress(t), t.TempDir()); err == nil || !strings.Contains(err.Error(), "--metrics-cert-dir: open ") {
+		t.Errorf("error %v", err)
+	}
+}
 
 // A manager serves probes, metrics and webhooks with its own limits: it rejects a header that controller-runtime would
 // accept. It ends immediately after a signal.
@@ -34,9 +49,16 @@ func TestManagerServers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	metricsCertificate := t.TempDir()
+	certificate, key, err := cert.GenerateSelfSignedCertKey("semmoe-manager-metrics", nil, nil)
+	if err := errors.Join(err, os.WriteFile(filepath.Join(metricsCertificate, "tls.crt"), certificate, 0o600), os.WriteFile(filepath.Join(metricsCertificate, "tls.key"), key, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	authorities := x509.NewCertPool()
+	authorities.AppendCertsFromPEM(certificate)
 	manager.GetWebhookServer().Register("/review", http.NotFoundHandler())
 	ready := map[string]healthz.Checker{"ping": healthz.Ping}
-	if err := errors.Join(addMetricsServer(manager, metrics), addHealthServer(manager, health, ready)); err != nil {
+	if err := errors.Join(addMetricsServer(manager, metrics, metricsCertificate), addHealthServer(manager, health, ready)); err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
@@ -45,8 +67,10 @@ func TestManagerServers(t *testing.T) {
 	go func() { ended <- manager.Start(ctx) }()
 
 	dial := map[string]func() (net.Conn, error){
-		health:  func() (net.Conn, error) { return net.Dial("tcp", health) },
-		metrics: func() (net.Conn, error) { return tls.Dial("tcp", metrics, &tls.Config{InsecureSkipVerify: true}) },
+		health: func() (net.Conn, error) { return net.Dial("tcp", health) },
+		metrics: func() (net.Conn, error) {
+			return tls.Dial("tcp", metrics, &tls.Config{RootCAs: authorities, ServerName: "semmoe-manager-metrics"})
+		},
 	}
 	ask := func(address, path string, padding int) int {
 		t.Helper()

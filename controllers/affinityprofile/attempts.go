@@ -11,6 +11,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/kube/jobstate"
@@ -56,6 +57,12 @@ type attempts struct {
 	NextAt time.Time
 	// Obsolete are Jobs to delete.
 	Obsolete []*batchv1.Job
+}
+
+// suspended reports whether the unfinished Job is suspended, usually by a queue that has not admitted it. A suspended
+// Job has no pods, uses no devices, and is not late: its time limit belongs to the pod.
+func (a attempts) suspended() bool {
+	return a.Running != nil && ptr.Deref(a.Running.Spec.Suspend, false)
 }
 
 // attemptsOf derives the attempts of a profile from all Jobs with its inputs and their pods. A Job that is being

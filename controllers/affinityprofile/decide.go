@@ -86,7 +86,7 @@ func decide(o observation, now time.Time) action {
 	switch {
 	case o.Invalid != nil || o.ID == "":
 		return action{}
-	case o.Spoiled != "" && a.Ours && a.Running.DeletionTimestamp == nil:
+	case o.Spoiled != "" && a.Ours && a.Running.DeletionTimestamp == nil && !a.suspended():
 		return action{Stop: a.Running} // even if the store is unavailable: it may be available again when the run ends
 	case o.StoreFailure != "":
 		return action{After: storePeriod}
@@ -94,6 +94,8 @@ func decide(o observation, now time.Time) action {
 		return action{}
 	case a.Running != nil && a.Crash != "":
 		return action{End: a.Running}
+	case a.Ours && a.suspended():
+		return action{} // the end of the suspension is an event
 	case a.Running != nil && a.Ours:
 		return action{After: progressPeriod}
 	case a.Running != nil:

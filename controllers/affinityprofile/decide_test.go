@@ -34,6 +34,7 @@ func TestAttempts(t *testing.T) {
 	stopped := job(ours, 1, failed(batchv1.JobReasonDeadlineExceeded), func(j *batchv1.Job) {
 		j.Annotations = map[string]string{annotationStopped: "it serves another model"}
 	})
+	queued := job(ours, 1, func(j *batchv1.Job) { j.Spec.Suspend = ptr.To(true) })
 	now := start.Add(time.Second)
 	cases := map[string]struct {
 		jobs    []*batchv1.Job
@@ -48,6 +49,14 @@ func TestAttempts(t *testing.T) {
 		"nothing yet":      {want: action{Create: 1, After: waitPeriod}, reason: "StartingJob"},
 		"running":          {jobs: []*batchv1.Job{first}, want: action{After: progressPeriod}, reason: "Profiling", parts: []string{first.Name}},
 		"deleted, running": {jobs: []*batchv1.Job{job(ours, 1, deleted)}, want: action{After: progressPeriod}, reason: "WaitingForJob"},
+		"suspended":        {jobs: []*batchv1.Job{queued}, reason: "Queued", parts: []string{"Job " + queued.Name + " is suspended"}},
+		"suspended, deployment changed": {
+			jobs: []*batchv1.Job{queued}, spoiled: "it serves another model", reason: "Queued", parts: []string{queued.Name},
+		},
+		"suspended after a failure": {
+			jobs: []*batchv1.Job{lost, job(ours, 2, func(j *batchv1.Job) { j.Spec.Suspend = ptr.To(true) })},
+			pods: []*corev1.Pod{podOf(lost, 1, "the artifact store is unavailable")}, reason: "ProfilingFailed", parts: []string{"Attempt 1 failed"},
+		},
 		"invalid inputs": {
 			jobs: []*batchv1.Job{bad}, pods: []*corev1.Pod{podOf(bad, 3, "the data set has changed\n")},
 			reason: "InputsInvalid", parts: []string{"the data set has changed", "delete Job " + bad.Name}, stalls: true,

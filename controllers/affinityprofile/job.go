@@ -5,6 +5,7 @@ package affinityprofile
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -136,7 +137,7 @@ func render(profile *semmoev1.AffinityProfile, to target, attempt int) (*batchv1
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:       profile.Namespace,
 			Name:            jobName(to.ID, attempt),
-			Labels:          labels,
+			Labels:          ownership.PassQueue(maps.Clone(labels), profile.Labels),
 			OwnerReferences: ownership.ControllerReference(profile, "AffinityProfile"),
 		},
 		Spec: batchv1.JobSpec{
@@ -175,9 +176,10 @@ func recorder(profile *semmoev1.AffinityProfile, to target, timeout time.Duratio
 	default:
 		args = append(args, "--engine="+string(profile.Spec.Engine.Type), fmt.Sprintf("--endpoint=http://%s.%s.svc:%d", profile.Spec.DeploymentRef.Name, profile.Namespace, semmoev1.ServicePort))
 	}
-	security := podsecurity.Container()
-	pod := podsecurity.Pod() // the engine in the same pod may be unrestricted
-	security.RunAsNonRoot, security.RunAsUser, security.SeccompProfile = pod.RunAsNonRoot, pod.RunAsUser, pod.SeccompProfile
+	var users *corev1.PodSecurityContext // the engine in the same pod may be unrestricted
+	if profile.Spec.Template != nil {
+		users = profile.Spec.Template.Spec.SecurityContext
+	}
 	return corev1.Container{
 		Name:                     profileContainer,
 		Image:                    to.Image,
@@ -185,7 +187,7 @@ func recorder(profile *semmoev1.AffinityProfile, to target, timeout time.Duratio
 		Args:                     args,
 		Env:                      append([]corev1.EnvVar{podIPEnv()}, to.Store...),
 		Ports:                    []corev1.ContainerPort{{Name: "progress", ContainerPort: progressPort(profile), Protocol: corev1.ProtocolTCP}},
-		SecurityContext:          security,
+		SecurityContext:          podsecurity.Isolated(users),
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		Resources: corev1.ResourceRequirements{
 			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("200m"), corev1.ResourceMemory: resource.MustParse("256Mi")},

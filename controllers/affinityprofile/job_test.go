@@ -142,6 +142,22 @@ func TestRenderServing(t *testing.T) {
 	}
 }
 
+// The labels of Kueue are passed to the Job, whose pods have none: Kueue admits the Job.
+func TestQueueOfJob(t *testing.T) {
+	queue := map[string]string{semmoev1.LabelQueue: "gpus", semmoev1.LabelQueuePriority: "low"}
+	for name, labels := range map[string]map[string]string{"queued": queue, "not queued": nil} {
+		rendered, err := render(newProfile(func(p *semmoev1.AffinityProfile) { p.Labels = labels }), target{ID: "0123456789abcdef"}, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, label := range []string{semmoev1.LabelQueue, semmoev1.LabelQueuePriority} {
+			if rendered.Labels[label] != labels[label] || rendered.Spec.Template.Labels[label] != "" {
+				t.Errorf("%s: label %s is %q, and %q in the pod", name, label, rendered.Labels[label], rendered.Spec.Template.Labels[label])
+			}
+		}
+	}
+}
+
 // TestPullPolicy checks that the pull policy is set on the operator's container only.
 func TestPullPolicy(t *testing.T) {
 	rendered, err := render(newProfile(), target{ID: id, ModelDigest: "model", DatasetDigest: "dataset", Image: "semmoe:1", PullPolicy: corev1.PullNever}, 1)

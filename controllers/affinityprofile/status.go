@@ -111,6 +111,8 @@ func stage(o observation) (reason, message string) {
 		return "WaitingForOtherProfile", fmt.Sprintf("Job %s of AffinityProfile %s records a profile of the same inputs, whose result will be shared", a.Running.Name, a.Running.Labels[semmoev1.LabelProfile])
 	case a.Running != nil && a.Running.DeletionTimestamp != nil:
 		return "WaitingForJob", fmt.Sprintf("Job %s is being deleted; a new Job follows", a.Running.Name)
+	case a.suspended():
+		return "Queued", fmt.Sprintf("Job %s is suspended, and starts once its queue admits it", a.Running.Name)
 	case a.Ours && o.Spoiled != "":
 		return "WaitingForDeployment", fmt.Sprintf("Job %s is being stopped, and a new Job follows: %s", a.Running.Name, o.Spoiled)
 	case a.Running != nil && o.Progress == nil:

@@ -153,7 +153,10 @@ func TestCanaryIsDecided(t *testing.T) {
 	soaked := moedtest.Start.Add(10 * time.Minute)
 	manual := func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.Rollback = semmoev1.RollbackManual }
 	approve := func(m *semmoev1.MoEDeployment) {
-		m.Annotations = map[string]string{semmoev1.AnnotationApprove: "bb-full"}
+		metav1.SetMetaDataAnnotation(&m.ObjectMeta, semmoev1.AnnotationApprove, "bb-full")
+	}
+	reject := func(m *semmoev1.MoEDeployment) {
+		metav1.SetMetaDataAnnotation(&m.ObjectMeta, semmoev1.AnnotationRollBack, "bb-full")
 	}
 	unsampled := func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](0) }
 	short := func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.SoakSeconds = ptr.To[int32](60) }
@@ -180,6 +183,8 @@ func TestCanaryIsDecided(t *testing.T) {
 		"more local, and slower":         {requests: 50, candidate: 8, stable: 2, minutes: 9, slower: 0.1, now: soaked, phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "InterTokenSlower: its time per output token changes by +10.0%", Replicas: 1},
 		"worse, while it soaks":          {requests: 50, candidate: 2, stable: 8, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "LocalityWorse: its local", Replicas: 1},
 		"worse, held":                    {Change: []func(*semmoev1.MoEDeployment){manual}, requests: 50, candidate: 2, stable: 8, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "RollbackPending", mark: "Canary", Replicas: 1, held: true},
+		"better, and a user rejects it":  {Change: []func(*semmoev1.MoEDeployment){reject, approve}, requests: 50, candidate: 8, stable: 2, minutes: 9, now: soaked, phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "RollbackRequested: the annotation semmoe.io/rollback", Replicas: 1},
+		"worse, held, and rejected":      {Change: []func(*semmoev1.MoEDeployment){manual, reject}, requests: 50, candidate: 2, stable: 8, now: soaked, phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "RollbackRequested: ", Replicas: 1},
 		"few requests":                   {requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
 		"few requests, approved":         {Change: []func(*semmoev1.MoEDeployment){approve}, requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
 		"few requests for long":          {requests: 5, candidate: 8, stable: 2, now: moedtest.Start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "CanaryInconclusive", says: "5 of at least 30 sampled requests of the canary", mark: "Canary", Replicas: 1},

@@ -116,6 +116,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		Revision:           o.Revision,
 		Profile:            nameInStatus(o.described().ProfileName),
 		PlanDigest:         shortDigest(o.ServingPlanning().Serving),
+		PendingPlan:        pendingPlan(o),
 		Rollout:            rolloutStatus(moed.Status.Rollout, o, now),
 		LAR:                larStatus(moed.Status.LAR, o, desired.Observes(moed) || desired.ObservesTokens(moed), now),
 		Drift:              driftStatus(moed.Status.Drift, o.Drift, now),
@@ -138,6 +139,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	if o.Undecided {
 		status.BatchTokens = moed.Status.BatchTokens
 		status.Profile, status.Plan, status.PlanDigest, status.Rollout, status.LAR = moed.Status.Profile, moed.Status.Plan, moed.Status.PlanDigest, moed.Status.Rollout, moed.Status.LAR
+		status.PendingPlan = moed.Status.PendingPlan
 		status.Serving = moed.Status.Serving
 	}
 	for _, pod := range o.Pods {
@@ -183,6 +185,15 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		set(semmoev1.ConditionLocalityOnTarget, localityVerdict(o.Drift, status.LAR, status.Drift))
 	}
 	return status
+}
+
+// pendingPlan returns the short digest of the plan that waits for approval: to start its roll-out, to end an
+// inconclusive canary, or to use its tables. It is "" if none waits.
+func pendingPlan(o observation) string {
+	if o.Rollout.Reason == rollout.ReasonInconclusive {
+		return o.Rollout.Plan
+	}
+	return cmp.Or(o.Planning.Hold.Pending, o.Planning.TablesHold.Pending)
 }
 
 func shortDigest(serving *revisions.Layout) string {

@@ -73,7 +73,11 @@ func (c *Cluster) Run(ctx context.Context, spec Spec, report func(Event), write 
 // create creates the Job, and the ConfigMap of the script. The Job owns the ConfigMap, so deleting the Job deletes
 // both.
 func (c *Cluster) create(ctx context.Context, spec Spec) (*batchv1.Job, error) {
-	job, err := c.Clients.BatchV1().Jobs(spec.Namespace).Create(ctx, spec.Job(), metav1.CreateOptions{FieldManager: fieldManager})
+	job, err := c.job(spec)
+	if err != nil {
+		return nil, err
+	}
+	job, err = c.Clients.BatchV1().Jobs(spec.Namespace).Create(ctx, job, metav1.CreateOptions{FieldManager: fieldManager})
 	if apierrors.IsAlreadyExists(err) {
 		return nil, fmt.Errorf("Job %s/%s already exists: delete it, or set another --name", spec.Namespace, spec.Name)
 	}
@@ -84,6 +88,20 @@ func (c *Cluster) create(ctx context.Context, spec Spec) (*batchv1.Job, error) {
 	script.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(job, batchv1.SchemeGroupVersion.WithKind("Job"))}
 	if _, err := c.Clients.CoreV1().ConfigMaps(spec.Namespace).Create(ctx, script, metav1.CreateOptions{FieldManager: fieldManager}); err != nil {
 		return nil, errors.Join(fmt.Errorf("failed to create the ConfigMap of the script: %w", err), c.remove(ctx, job))
+	}
+	return job, nil
+}
+
+// openShift is the API of OpenShift that assigns a user ID to each namespace, and rejects pods that name another one.
+const openShift = "security.openshift.io/v1"
+
+// job returns the Job of a spec for this cluster: OpenShift sets the user ID.
+func (c *Cluster) job(spec Spec) (*batchv1.Job, error) {
+	job := spec.Job()
+	if _, err := c.Clients.Discovery().ServerResourcesForGroupVersion(openShift); err == nil {
+		job.Spec.Template.Spec.SecurityContext.RunAsUser = nil
+	} else if !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("failed to read the APIs of the cluster: %w", err)
 	}
 	return job, nil
 }

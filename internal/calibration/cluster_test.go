@@ -81,6 +81,22 @@ func podIn(status corev1.PodStatus) corev1.Pod {
 
 func phase(p corev1.PodPhase) corev1.PodStatus { return corev1.PodStatus{Phase: p} }
 
+// TestUserOfJob checks that the Job names a user, except on OpenShift, which assigns one.
+func TestUserOfJob(t *testing.T) {
+	for version, want := range map[string]bool{"security.openshift.io/v1": false, "security.example/v1": true} {
+		clients := fake.NewClientset()
+		clients.Resources = []*metav1.APIResourceList{{GroupVersion: version}}
+		job, err := (&Cluster{Clients: clients}).job(example())
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod := job.Spec.Template.Spec.SecurityContext
+		if got := pod.RunAsUser != nil; got != want || !*pod.RunAsNonRoot {
+			t.Errorf("%s: the security context of the pod is %v, want a user: %v", version, pod, want)
+		}
+	}
+}
+
 // unread returns the message for a log that cannot be read. The fake connection repeats its address.
 func unread(why string) string {
 	return "failed to read the log of pod h200-x: " + strings.Repeat(`Get "https://localhost/api/v1/namespaces/team/pods/h200-x/log": `, 2) + why

@@ -164,6 +164,8 @@ func (s Spec) pod() corev1.PodSpec {
 	for _, name := range s.PullSecrets {
 		pod.ImagePullSecrets = append(pod.ImagePullSecrets, corev1.LocalObjectReference{Name: name})
 	}
+	// Images of engines usually run as root, so the pod names another user.
+	pod.SecurityContext.RunAsUser = ptr.To[int64](podsecurity.User)
 	return pod
 }
 

@@ -47,6 +47,8 @@ type Trial struct {
 	// Approved reports that a user approved the candidate: it is promoted even if requests do not prove that it is
 	// better.
 	Approved bool
+	// Rejected reports that a user ends the trial: the candidate is rolled back.
+	Rejected bool
 	// Measured reports whether the local activation rate is sampled.
 	Measured bool
 	// Comparison compares with the stable revision since ServesSince.
@@ -104,6 +106,7 @@ type link func(Trial) *Decision
 
 // chain lists the rules. The first one that applies decides.
 var chain = []link{
+	rejected,
 	// Do not wait for replicas that cannot run.
 	broken,
 	// Roll back a worse plan, even during its promotion.
@@ -127,6 +130,13 @@ func Judge(t Trial) Decision {
 		}
 	}
 	return Decision{Step: StepCanary, Reason: ReasonSoaking, Message: "it is compared with the stable revision", Again: evaluationInterval(t.Soak)}
+}
+
+func rejected(t Trial) *Decision {
+	if !t.Rejected {
+		return nil
+	}
+	return &Decision{Step: StepRollBack, Reason: "RollbackRequested", Message: "the annotation semmoe.io/rollback names the plan"}
 }
 
 func broken(t Trial) *Decision {

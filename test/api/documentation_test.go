@@ -43,8 +43,8 @@ spec: {expertParallelSize: 8}
 // MoEDeployment spec.
 var kindsOfParts = map[string]string{"gitops.md": "MoEDeployment", "cluster-replanning.md": "PlacementPlan", "profiling.md": "AffinityProfile"}
 
-// foreign contains the first lines of YAML blocks for other software.
-var foreign = []string{"apiVersion: gateway.networking.k8s.io/v1", "enable_attention_dp: true", "grpc_service:"}
+// foreign contains the first lines of YAML blocks for other software, and of values of the chart.
+var foreign = []string{"apiVersion: gateway.networking.k8s.io/v1", "enable_attention_dp: true", "grpc_service:", "monitoring:"}
 
 // TestDocumentation checks that the API server accepts every complete or partial object of the operator's kinds in the
 // documentation.

@@ -31,6 +31,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/test/apiserver"
+	"github.com/semmoe/operator/test/openshift"
 	"github.com/semmoe/operator/test/programs"
 	"github.com/semmoe/operator/test/tier"
 )
@@ -158,7 +159,7 @@ func TestManifestsApply(t *testing.T) {
 }
 
 // foreign contains the API groups of other projects, which this API server does not have.
-var foreign = []string{"cert-manager.io", "monitoring.coreos.com"}
+var foreign = []string{"cert-manager.io", "grafana.integreatly.org", "monitoring.coreos.com"}
 
 // withoutForeign returns a manifest without the objects of foreign kinds. test/prometheus checks the fields of the
 // monitoring objects.
@@ -190,6 +191,42 @@ func TestPodSecurityIsEnforced(t *testing.T) {
 		pod.Spec.SecurityContext.RunAsNonRoot = nil
 		if err := a.Create(t.Context(), pod, client.DryRunAll); err == nil || !strings.Contains(err.Error(), "violates PodSecurity") {
 			t.Errorf("a pod of %s that may run as root is not refused: error %v", key(u), err)
+		}
+	}
+}
+
+// TestOpenShift checks that the API server admits the pods of every value set with the user ranges of OpenShift, if the
+// chart is rendered for a cluster with the API of OpenShift: no pod names a user or a group.
+func TestOpenShift(t *testing.T) {
+	a := startedAPI(t)
+	if err := openshift.Restrict(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := openshift.Remove(context.WithoutCancel(t.Context()), a); err != nil {
+			t.Error(err)
+		}
+	})
+	for name, values := range valueSets(t) {
+		pods := 0
+		for _, u := range render(t, values, "--api-versions", "security.openshift.io/v1") {
+			if pod := podOf(t, u); pod != nil {
+				pods++
+				if err := a.Create(t.Context(), pod, client.DryRunAll); err != nil {
+					t.Errorf("%s: a pod of %s is not admitted: %v", name, key(u), err)
+				}
+			}
+		}
+		if pods == 0 {
+			t.Errorf("%s renders no pod", name)
+		}
+	}
+	for _, u := range render(t, "{}") { // for another cluster
+		if pod := podOf(t, u); pod != nil {
+			err := a.Create(t.Context(), pod, client.DryRunAll)
+			if rejected, want := openshift.Rejected(err), u.GetName() == "semmoe-store"; rejected != want {
+				t.Errorf("a pod of %s for another cluster is rejected: %v, want %v: %v", key(u), rejected, want, err)
+			}
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
@@ -35,6 +36,29 @@ func TestDashboard(t *testing.T) {
 	}
 	if found != 1 {
 		t.Errorf("found %d dashboards, want 1", found)
+	}
+	// The Grafana operator reads the same ConfigMap, which has no label for a sidecar.
+	found = 0
+	for _, u := range render(t, `{dashboards: {grafanaOperator: {enabled: true, folder: Inference}}}`) {
+		if u.GetKind() == "GrafanaDashboard" {
+			found++
+			spec := map[string]any{
+				"allowCrossNamespaceImport": true, "folder": "Inference", "instanceSelector": map[string]any{"matchLabels": map[string]any{"dashboards": "grafana"}},
+				"configMapRef": map[string]any{"name": "semmoe-dashboard", "key": "semmoe.json"},
+			}
+			if diff := cmp.Diff(spec, u.Object["spec"]); diff != "" {
+				t.Errorf("GrafanaDashboard (-want +got):\n%s", diff)
+			}
+		}
+		if u.GetName() == "semmoe-dashboard" {
+			found++
+			if content, _, _ := unstructured.NestedString(u.Object, "data", "semmoe.json"); content != string(want) || u.GetLabels()["grafana_dashboard"] != "" {
+				t.Errorf("the ConfigMap for the Grafana operator has labels %v and %d bytes", u.GetLabels(), len(content))
+			}
+		}
+	}
+	if found != 2 {
+		t.Errorf("found %d objects for the Grafana operator, want 2", found)
 	}
 	for _, u := range render(t, "{}") {
 		if u.GetName() == "semmoe-dashboard" {

@@ -27,13 +27,14 @@ var (
 	directory  = filepath.Join(repository, "charts", "semmoe-operator")
 )
 
-// helm runs a Helm command. values is YAML, for commands with the flag --values.
+// helm runs a Helm command. values is YAML, for commands with the flag --values, and takes precedence over the required
+// values in testdata/image.yaml.
 func helm(t *testing.T, env []string, values string, args ...string) (string, error) {
 	t.Helper()
 	path, err := programs.Helm()
 	tier.Require(t, err)
 	if values != "" {
-		args = append(args, "--values", "-")
+		args = append(args, "--values", filepath.Join("testdata", "image.yaml"), "--values", "-")
 	}
 	return programs.Run(path, env, values, args...)
 }

@@ -48,7 +48,8 @@ func valueSets(t *testing.T) map[string]string {
 func TestLint(t *testing.T) {
 	for name, values := range valueSets(t) {
 		t.Run(name, func(t *testing.T) {
-			if output, err := helm(t, nil, values, "lint", directory, "--strict", "--namespace", namespace); err != nil {
+			output, err := helm(t, nil, values, "lint", directory, "--strict", "--namespace", namespace)
+			if err != nil || strings.Contains(output, "[INFO]") || !strings.Contains(output, "0 chart(s) failed") {
 				t.Errorf("%v\n%s", err, output)
 			}
 		})
@@ -169,9 +170,121 @@ func TestKustomizeEqualsChart(t *testing.T) {
 	} else {
 		delete(kustomized, ours)
 	}
-	rendered := byKey(render(t, "{crds: {keep: false}, store: {persistence: {keep: false}}}"))
+	rendered := byKey(withoutHelmLabels(render(t, "{crds: {keep: false}, store: {persistence: {keep: false}}}")))
 	if diff := cmp.Diff(rendered, kustomized); diff != "" {
 		t.Errorf("config/default differs from the chart (-chart +kustomize):\n%s", diff)
+	}
+}
+
+// withoutHelmLabels removes the labels that only Helm sets. Generated objects in config/ have no label.
+func withoutHelmLabels(all []*unstructured.Unstructured) []*unstructured.Unstructured {
+	for _, u := range all {
+		labels := u.GetLabels()
+		generated := u.GetKind() == "CustomResourceDefinition" || u.GetKind() == "ClusterRole" && u.GetName() == "semmoe-manager"
+		maps.DeleteFunc(labels, func(name, _ string) bool { return generated || slices.Contains(helmLabels, name) })
+		if u.SetLabels(labels); len(labels) == 0 {
+			unstructured.RemoveNestedField(u.Object, "metadata", "labels")
+		}
+	}
+	return all
+}
+
+// helmLabels are the standard labels with the name of the release, and of the chart and its version.
+var helmLabels = []string{"app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "app.kubernetes.io/version", "helm.sh/chart"}
+
+// TestLabels checks that every object has the standard labels and commonLabels, that commonLabels are also set on pods,
+// and that neither changes a selector, which is immutable.
+func TestLabels(t *testing.T) {
+	const values = `
+commonLabels: {team: inference, app.kubernetes.io/component: other}
+monitoring: {enabled: true, certManager: true, labels: {release: prometheus}}
+dashboards: {enabled: true, grafanaOperator: {enabled: true}}
+webhooks: {certManager: true}
+`
+	selectors := func(u *unstructured.Unstructured) any {
+		s, _, _ := unstructured.NestedFieldCopy(u.Object, "spec", "selector")
+		return s
+	}
+	plain := map[string]any{}
+	for _, u := range render(t, "{monitoring: {enabled: true}}") {
+		plain[key(u)] = selectors(u)
+	}
+	for _, u := range render(t, values) {
+		labels := u.GetLabels()
+		want := map[string]string{"app.kubernetes.io/name": "semmoe", "app.kubernetes.io/version": "dev", "helm.sh/chart": "semmoe-operator-0.1.0", "team": "inference"}
+		want["app.kubernetes.io/instance"], want["app.kubernetes.io/managed-by"] = "semmoe", "Helm"
+		for name, value := range want {
+			if labels[name] != value {
+				t.Errorf("%s: label %s is %q, want %q", key(u), name, labels[name], value)
+			}
+		}
+		if pod := podOf(t, u); pod != nil && (pod.Labels["team"] != "inference" || pod.Labels["app.kubernetes.io/component"] == "other") {
+			t.Errorf("a pod of %s has the labels %v", key(u), pod.Labels)
+		}
+		if before, ok := plain[key(u)]; ok {
+			if diff := cmp.Diff(before, selectors(u)); diff != "" {
+				t.Errorf("labels change the selector of %s:\n%s", key(u), diff)
+			}
+		}
+	}
+}
+
+// TestMonitorsAreDetected checks that the objects of the Prometheus operator are created if the cluster has its API,
+// unless the values decide.
+func TestMonitorsAreDetected(t *testing.T) {
+	const api = "monitoring.coreos.com/v1"
+	for _, tc := range []struct {
+		values string
+		has    bool
+		want   int
+	}{
+		{"{}", true, 4}, {"{}", false, 0}, {"{monitoring: {enabled: true}}", false, 4}, {"{monitoring: {enabled: false}}", true, 0},
+	} {
+		var args []string
+		if tc.has {
+			args = []string{"--api-versions", api}
+		}
+		found := 0
+		for _, u := range render(t, tc.values, args...) {
+			if u.GetAPIVersion() == api {
+				found++
+			}
+		}
+		if found != tc.want {
+			t.Errorf("%s, with the API %v: %d objects, want %d", tc.values, tc.has, found, tc.want)
+		}
+	}
+}
+
+// TestAlertSettings checks that alerts are removed and changed one by one, and that the others stay as they are.
+func TestAlertSettings(t *testing.T) {
+	all := func(values string) map[string][]map[string]any {
+		rules := map[string][]map[string]any{}
+		for _, u := range render(t, values) {
+			if u.GetKind() != "PrometheusRule" {
+				continue
+			}
+			groups, _, _ := unstructured.NestedSlice(u.Object, "spec", "groups")
+			for _, group := range groups {
+				for _, r := range group.(map[string]any)["rules"].([]any) {
+					rule := r.(map[string]any)
+					rules[rule["alert"].(string)] = append(rules[rule["alert"].(string)], rule)
+				}
+			}
+		}
+		return rules
+	}
+	want := all("{monitoring: {enabled: true}}")
+	got := all(`{monitoring: {enabled: true, alerts: {SemMoEDriftRising: {enabled: false}, SemMoEStoreFull: {labels: {severity: critical, team: storage}, for: 20m}}}}`)
+	if len(want["SemMoEDriftRising"]) == 0 || len(want["SemMoEStoreFull"]) == 0 {
+		t.Fatal("the alerts do not exist")
+	}
+	delete(want, "SemMoEDriftRising")
+	for _, rule := range want["SemMoEStoreFull"] {
+		rule["labels"], rule["for"] = map[string]any{"severity": "critical", "team": "storage"}, "20m"
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
@@ -329,16 +442,17 @@ func TestValuesAreValidated(t *testing.T) {
 		values  string
 		message []string // parts of the message; none: accepted
 	}{
-		"a misspelled section":              {`{managr: {}}`, []string{"additional properties 'managr' not allowed"}},
-		"a misspelled field":                {`{manager: {replica: 1}}`, []string{"'/manager'", "additional properties 'replica' not allowed"}},
-		"a misspelled field, deep":          {`{store: {persistence: {storageClass: fast}}}`, []string{"'/store/persistence'", "'storageClass' not allowed"}},
-		"part of another chart":             {`{global: {region: eu}}`, nil},
-		"the condition of another chart":    {`{enabled: true}`, nil},
-		"no condition at all":               {`{enabled: "yes"}`, []string{"'/enabled'", "got string, want boolean"}},
-		"disabled, but installed":           {`{enabled: false}`, []string{"enabled: false", "uninstall it"}},
-		"a repository of a registry":        {`{image: {repository: "localhost:5000/team/semmoe"}}`, nil},
-		"a repository with a tag":           {`{image: {repository: "semmoe:v1"}}`, []string{"'/image/repository'", "'semmoe:v1' does not match pattern"}},
-		"no repository":                     {`{image: {repository: ""}}`, []string{"'/image/repository'", "does not match pattern"}},
+		"a misspelled section":           {`{managr: {}}`, []string{"additional properties 'managr' not allowed"}},
+		"a misspelled field":             {`{manager: {replica: 1}}`, []string{"'/manager'", "additional properties 'replica' not allowed"}},
+		"a misspelled field, deep":       {`{store: {persistence: {storageClass: fast}}}`, []string{"'/store/persistence'", "'storageClass' not allowed"}},
+		"part of another chart":          {`{global: {region: eu}}`, nil},
+		"the condition of another chart": {`{enabled: true}`, nil},
+		"no condition at all":            {`{enabled: "yes"}`, []string{"'/enabled'", "got string, want boolean"}},
+		"disabled, but installed":        {`{enabled: false}`, []string{"enabled: false", "uninstall it"}},
+		"a repository of a registry":     {`{image: {repository: "localhost:5000/team/semmoe"}}`, nil},
+		"a repository with a tag":        {`{image: {repository: "semmoe:v1"}}`, []string{"'/image/repository'", "'semmoe:v1' does not match pattern"}},
+		"no repository": {`{image: {repository: ""}}`, []string{
+			"image.repository is required: set it to the repository to which the image of the operator was pushed, for example --set image.repository=registry.example/semmoe"}},
 		"a tag that is a number":            {`{image: {tag: 1.10}}`, []string{"'/image/tag'", "got number, want string"}},
 		"a tag with a colon":                {`{image: {tag: ":v1"}}`, []string{"'/image/tag'", "does not match pattern"}},
 		"a digest":                          {`{image: {digest: "` + digest + `"}}`, nil},
@@ -358,6 +472,15 @@ func TestValuesAreValidated(t *testing.T) {
 		"a monitor's label as a number":     {`{monitoring: {labels: {release: 1}}}`, []string{"'/monitoring/labels/release'", "got number, want string"}},
 		"a dashboard's label as a number":   {`{dashboards: {labels: {grafana_dashboard: 1}}}`, []string{"'/dashboards/labels/grafana_dashboard'", "got number, want string"}},
 		"a dashboard's folder":              {`{dashboards: {enabled: true, annotations: {grafana_folder: Inference}}}`, nil},
+		"monitors, perhaps":                 {`{monitoring: {enabled: yes please}}`, []string{"'/monitoring/enabled'", "true, false, 'auto'"}},
+		"an unknown alert":                  {`{monitoring: {enabled: true, alerts: {SemMoEFull: {enabled: false}}}}`, []string{"monitoring.alerts.SemMoEFull is not an alert of this chart", "SemMoEStoreFull"}},
+		"an alert's severity as a list":     {`{monitoring: {alerts: {SemMoEStoreFull: {labels: {severity: [a]}}}}}`, []string{"'/monitoring/alerts/SemMoEStoreFull/labels/severity'", "want string"}},
+		"an alert's expression":             {`{monitoring: {alerts: {SemMoEStoreFull: {expr: up}}}}`, []string{"'/monitoring/alerts/SemMoEStoreFull'", "'expr' not allowed"}},
+		"an alert's duration in words":      {`{monitoring: {alerts: {SemMoEStoreFull: {for: soon}}}}`, []string{"'/monitoring/alerts/SemMoEStoreFull/for'", "does not match pattern"}},
+		"an issuer of the platform":         {`{certManager: {issuerRef: {name: platform, kind: ClusterIssuer}}, webhooks: {certManager: true}}`, nil},
+		"an issuer without a name":          {`{certManager: {issuerRef: {kind: ClusterIssuer}}}`, []string{"'/certManager/issuerRef'", "missing property 'name'"}},
+		"an issuer without a certificate":   {`{certManager: {issuerRef: {name: platform}}}`, []string{"certManager.issuerRef has no effect", "webhooks.certManager or monitoring.certManager"}},
+		"a common label as a number":        {`{commonLabels: {cost: 1}}`, []string{"'/commonLabels/cost'", "got number, want string"}},
 		"no manager":                        {`{manager: {replicas: 0}}`, []string{"'/manager/replicas'", "minimum: got 0, want 1"}},
 		"a fractional number of managers":   {`{manager: {replicas: 1.5}}`, []string{"'/manager/replicas'", "want integer"}},
 		"managers as text":                  {`{manager: {replicas: "2"}}`, []string{"'/manager/replicas'", "got string, want integer"}},
@@ -509,7 +632,7 @@ dependencies:
 	}
 	whole := len(render(t, "{}"))
 	for switched, want := range map[string]int{"true": whole, "false": 0} {
-		manifest, err := helm(t, nil, "{semmoe-operator: {enabled: "+switched+"}}", "template", "platform", parent, "--namespace", namespace)
+		manifest, err := helm(t, nil, "{semmoe-operator: {enabled: "+switched+", image: {repository: semmoe}}}", "template", "platform", parent, "--namespace", namespace)
 		if err != nil {
 			t.Fatal(err)
 		}

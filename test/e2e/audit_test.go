@@ -194,6 +194,8 @@ func applyAll(ctx context.Context, file string) error {
 		return err
 	}
 	for _, u := range all {
+		// The suite runs under the user ranges of OpenShift, where the cluster sets the group of volumes.
+		unstructured.RemoveNestedField(u.Object, "spec", "template", "spec", "securityContext", "fsGroup")
 		if err := api.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner("e2e"), client.ForceOwnership); err != nil {
 			return fmt.Errorf("%s: %w", file, err)
 		}

@@ -6,17 +6,21 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/gitops"
 	"github.com/semmoe/operator/test/tier"
 )
 
@@ -254,4 +258,63 @@ func specOf(t *testing.T, object client.Object) map[string]any {
 		t.Fatal(err)
 	}
 	return spec
+}
+
+// TestArgoActions approves a plan, rolls it back, pauses and resumes by the actions for Argo CD.
+func TestArgoActions(t *testing.T) {
+	tier.Nightly(t)
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	storedProfile(t, namespace)
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
+		m.Spec.Replicas = ptr.To[int32](2)
+		m.Spec.Placement.Approval = semmoev1.ApprovalManual
+		m.Spec.Rollout.SoakSeconds = ptr.To[int32](600) // the canary outlives the test
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "tiny"}}
+	})
+	create(t, moed)
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "AwaitingApproval")
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
+	pending := get(t, moed).Status.PendingPlan
+
+	act(t, moed, "approve")
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "Canary")
+	if current := get(t, moed); current.Status.PendingPlan != "" || phaseOf(current) != semmoev1.RolloutPhaseCanary || current.Status.Rollout.CandidatePlan != pending {
+		t.Errorf("after the approval of %s: pending plan %q, rollout %+v", pending, current.Status.PendingPlan, current.Status.Rollout)
+	}
+	act(t, moed, "roll-back")
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "RolledBack", "RollbackRequested")
+	eventually(t, waitTimeout, "only the stable revision is left", func() error {
+		if workloads := listWorkloads(t, moed); len(workloads) != 1 {
+			return fmt.Errorf("%d workloads", len(workloads))
+		}
+		return complete(get(t, moed))
+	})
+	for action, want := range map[string]semmoev1.ReconciliationMode{"pause": semmoev1.ReconciliationPaused, "resume": semmoev1.ReconciliationActive} {
+		if act(t, moed, action); get(t, moed).Spec.Reconciliation != want {
+			t.Errorf("%s: spec.reconciliation is %s, want %s", action, get(t, moed).Spec.Reconciliation, want)
+		}
+	}
+}
+
+// act runs an action, and patches the object with the difference like Argo CD.
+func act(t *testing.T, moed *semmoev1.MoEDeployment, action string) {
+	t.Helper()
+	script, err := os.ReadFile(filepath.Join(repository, "config", "argocd", "resource_customizations", "semmoe.io", "MoEDeployment", "actions", action, "action.lua"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	live := &unstructured.Unstructured{}
+	live.SetGroupVersionKind(semmoev1.GroupVersion.WithKind("MoEDeployment"))
+	if err := api.Get(t.Context(), client.ObjectKeyFromObject(moed), live); err != nil {
+		t.Fatal(err)
+	}
+	changed, err := gitops.Act(t.Context(), string(script), live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := api.Patch(t.Context(), changed, client.MergeFrom(live), client.FieldOwner("argocd-server")); err != nil {
+		t.Fatal(err)
+	}
 }

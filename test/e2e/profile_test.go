@@ -7,6 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -171,6 +174,96 @@ func waitProfilingPod(t *testing.T, job *batchv1.Job, known ...types.UID) *corev
 		return fmt.Errorf("%d pods", len(pods.Items))
 	})
 	return found
+}
+
+// queueing suspends new Jobs with a queue, like the webhook of Kueue.
+const queueing = `
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicy
+metadata:
+  name: queueing
+spec:
+  failurePolicy: Fail
+  reinvocationPolicy: Never
+  matchConstraints:
+    objectSelector:
+      matchExpressions: [{key: kueue.x-k8s.io/queue-name, operator: Exists}]
+    resourceRules:
+    - {apiGroups: [batch], apiVersions: [v1], operations: [CREATE], resources: [jobs]}
+  mutations:
+  - patchType: ApplyConfiguration
+    applyConfiguration: {expression: "Object{spec: Object.spec{suspend: true}}"}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicyBinding
+metadata:
+  name: queueing
+spec:
+  policyName: queueing
+`
+
+// TestProfileQueued records a profile in a queue. A Job that is suspended, before it starts and while it runs, is
+// reported as queued and not as failed, and no other Job is created. The Job controller stops and starts its pods.
+func TestProfileQueued(t *testing.T) {
+	tier.Nightly(t)
+	t.Parallel()
+	namespace := newNamespace(t)
+	file := filepath.Join(t.TempDir(), "queueing.yaml")
+	if err := os.WriteFile(file, []byte(queueing), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := applyAll(t.Context(), file); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, waitTimeout, "new Jobs are suspended", func() error {
+		probe := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "probe", Labels: map[string]string{semmoev1.LabelQueue: "gpus"}}}
+		probe.Spec.Template.Spec = corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "a", Image: "a"}}}
+		if err := api.Create(t.Context(), probe, client.DryRunAll); err != nil || !ptr.Deref(probe.Spec.Suspend, false) {
+			return fmt.Errorf("the Job is not suspended: error %v", err)
+		}
+		return nil
+	})
+	startManager(t, namespace, nil)
+	create(t, requests(t, namespace, 60))
+	p := newProfile(namespace, "tiny", func(p *semmoev1.AffinityProfile) { p.Labels = map[string]string{semmoev1.LabelQueue: "gpus"} })
+	create(t, p)
+	job := waitProfilingJob(t, p)
+	suspend := func(value bool) {
+		t.Helper()
+		patch := fmt.Appendf(nil, `{"spec":{"suspend":%t}}`, value)
+		if err := api.Patch(t.Context(), job, client.RawPatch(types.MergePatchType, patch)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	queued := func() {
+		t.Helper()
+		eventually(t, waitTimeout, "the profile is queued, and its Job has no pods", func() error {
+			if err := api.Get(t.Context(), client.ObjectKeyFromObject(job), job); err != nil {
+				return err
+			}
+			current := getProfile(t, p)
+			if meta.IsStatusConditionTrue(current.Status.Conditions, semmoev1.ConditionDegraded) || job.Status.Failed > 0 {
+				t.Fatalf("a suspended Job counts as failed: %+v, %+v", current.Status.Conditions, job.Status)
+			}
+			suspended := slices.ContainsFunc(job.Status.Conditions, func(c batchv1.JobCondition) bool {
+				return c.Type == batchv1.JobSuspended && c.Status == corev1.ConditionTrue
+			})
+			if ready := meta.FindStatusCondition(current.Status.Conditions, semmoev1.ConditionReady); ready == nil || ready.Reason != "Queued" || !suspended || job.Status.Active > 0 {
+				return fmt.Errorf("Ready is %+v, the Job %+v", ready, job.Status)
+			}
+			return nil
+		})
+	}
+	queued()
+	suspend(false)
+	waitProfilingPod(t, job)
+	suspend(true) // another workload takes the quota
+	queued()
+	suspend(false)
+	waitProfiled(t, p)
+	if jobs := listProfilingJobs(t, p); len(jobs) != 1 || jobs[0].UID != job.UID {
+		t.Errorf("%d Jobs recorded the profile, want the queued one", len(jobs))
+	}
 }
 
 // TestProfileDedicated takes a profile with a dedicated engine from end to end, and checks that no part is done twice.

@@ -334,8 +334,9 @@ func copyCheckpoint(t *testing.T, dir string) {
 	}
 }
 
-// TestRestrictedNamespace serves in a namespace that enforces the restricted pod security standard. An engine without a
-// matching security context is refused: the condition says so, and a security context in the template fixes it.
+// TestRestrictedNamespace serves in a namespace that enforces the restricted pod security standard, under the user
+// ranges of OpenShift. An engine without a matching security context, or with a user outside the range, is refused: the
+// condition says so, and a security context in the template fixes it.
 func TestRestrictedNamespace(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -360,6 +361,8 @@ func TestRestrictedNamespace(t *testing.T) {
 			}}},
 		}}
 	})
+	waitCondition(t, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "PodsRejected", ".spec.securityContext.runAsUser: must be in the ranges")
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Template.Spec.SecurityContext.RunAsUser = nil })
 	waitComplete(t, moed)
 }
 

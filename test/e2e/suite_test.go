@@ -44,6 +44,7 @@ import (
 	"github.com/semmoe/operator/test/faults"
 	"github.com/semmoe/operator/test/load"
 	"github.com/semmoe/operator/test/localcluster"
+	"github.com/semmoe/operator/test/openshift"
 	"github.com/semmoe/operator/test/programs"
 	"github.com/semmoe/operator/test/tier"
 )
@@ -148,6 +149,10 @@ func run(m *testing.M) (int, error) {
 		return 1, err
 	}
 	if api, err = client.NewWithWatch(restConfig, client.Options{Scheme: scheme}); err != nil {
+		return 1, err
+	}
+	// The whole suite runs under the user ranges of OpenShift: no pod of the operator may depend on a user ID.
+	if err := openshift.Restrict(ctx, api); err != nil {
 		return 1, err
 	}
 	if *statesDir != "" {

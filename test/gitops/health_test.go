@@ -275,11 +275,12 @@ func TestConfigMap(t *testing.T) {
 	for _, k := range kinds(t) {
 		data["resource.customizations.health."+strings.ReplaceAll(k.Name, "/", "_")] = k.Script
 	}
+	data["resource.customizations.actions.semmoe.io_MoEDeployment"] = actionsOf(t)
 	text, err := yaml.Marshal(map[string]any{"data": data})
 	if err != nil {
 		t.Fatal(err)
 	}
-	const comment = "# Health checks for Argo CD, of the scripts below resource_customizations:\n" +
+	const comment = "# Health checks and actions for Argo CD, of the scripts below resource_customizations:\n" +
 		"#   kubectl patch configmap argocd-cm --namespace argocd --patch-file config/argocd/argocd-cm.yaml\n"
 	golden(t, filepath.Join(customizations, "..", "argocd-cm.yaml"), slices.Concat([]byte(comment), bytes.TrimSpace(text), []byte("\n")))
 }

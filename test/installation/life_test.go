@@ -128,7 +128,7 @@ func (w *world) install(t *testing.T) {
 		script(t, "in-node.sh", node, "ctr", "-n", "k8s.io", "images", "tag", "--force", "docker.io/library/semmoe:dev", "docker.io/library/semmoe:next")
 	}
 	begin := time.Now()
-	w.helm(t, "install", chart)
+	w.helm(t, "install", chart, "--set", "image.repository=semmoe")
 	w.waitInstalled(t)
 	t.Logf("installed, with both managers and the store available, after %s", seconds(time.Since(begin)))
 	nodes := map[string]bool{}
@@ -393,7 +393,7 @@ var (
 func (w *world) installAgain(t *testing.T) {
 	before, from := w.identities(t), w.traffic.mark()
 	begin := time.Now()
-	w.helm(t, "install", chart, "--set", "image.tag=next")
+	w.helm(t, "install", chart, "--set", "image.repository=semmoe,image.tag=next")
 	w.waitInstalled(t)
 	w.waitLeaderActs(t)
 	t.Logf("a manager acted %s after the start of the installation", seconds(time.Since(begin)))

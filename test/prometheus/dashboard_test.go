@@ -72,8 +72,9 @@ func loadDashboard(t *testing.T) dashboard {
 }
 
 // queries returns all queries of the dashboard, for all namespaces and MoEDeployments, with rates over one minute.
+// Series of one cluster have no label cluster, and the variable is empty.
 func (d dashboard) queries() []query {
-	variables := strings.NewReplacer("$namespace", ".*", "$deployment", ".*", "$__rate_interval", "1m")
+	variables := strings.NewReplacer("$cluster", "", "$namespace", ".*", "$deployment", ".*", "$__rate_interval", "1m")
 	var all []query
 	for _, p := range d.Panels {
 		for i, target := range p.Targets {
@@ -124,8 +125,11 @@ func TestDashboardMetricsExist(t *testing.T) {
 				t.Errorf("%s uses metric %s, which is not in docs/metrics.md", q.name, selector.Name)
 			}
 			has = append(append(has, of...), targetLabels...)
+			if !slices.ContainsFunc(selector.LabelMatchers, func(m *labels.Matcher) bool { return m.Name == "cluster" && m.Type == labels.MatchEqual }) {
+				t.Errorf("%s shows %s of all clusters, not only of the selected one", q.name, selector.Name)
+			}
 			for _, matcher := range selector.LabelMatchers {
-				if matcher.Name != labels.MetricName && !slices.Contains(of, matcher.Name) && !slices.Contains(targetLabels, matcher.Name) {
+				if matcher.Name != labels.MetricName && matcher.Name != "cluster" && !slices.Contains(of, matcher.Name) && !slices.Contains(targetLabels, matcher.Name) {
 					t.Errorf("%s uses label %s of %s, which only has the labels %v", q.name, matcher.Name, selector.Name, of)
 				}
 			}

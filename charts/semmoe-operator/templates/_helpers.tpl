@@ -4,6 +4,18 @@ app.kubernetes.io/name: semmoe
 app.kubernetes.io/component: {{ . }}
 {{- end }}
 
+{{/* Labels of an object: list of the root context, its component or "", and additional labels. */}}
+{{- define "semmoe.objectLabels" -}}
+{{- $root := index . 0 }}
+{{- $labels := dict "app.kubernetes.io/name" "semmoe" "app.kubernetes.io/instance" $root.Release.Name "app.kubernetes.io/managed-by" $root.Release.Service }}
+{{- $_ := set $labels "app.kubernetes.io/version" ($root.Chart.AppVersion | trunc 63) }}
+{{- $_ := set $labels "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-") }}
+{{- with index . 1 }}{{ $_ := set $labels "app.kubernetes.io/component" . }}{{ end }}
+{{- $labels = mergeOverwrite (deepCopy $root.Values.commonLabels) $labels }}
+{{- if gt (len .) 2 }}{{ $labels = mergeOverwrite $labels (index . 2) }}{{ end }}
+{{- toYaml $labels }}
+{{- end }}
+
 {{/* With a digest, a tag is only included if the user set one. */}}
 {{- define "semmoe.image" -}}
 {{- $tag := .Values.image.tag }}
@@ -25,7 +37,7 @@ app.kubernetes.io/component: {{ . }}
 
 {{/* The metadata of the pods of a component: user-provided labels, the labels of the selector, which take precedence, and annotations. */}}
 {{- define "semmoe.podMetadata" -}}
-labels: {{- mergeOverwrite (deepCopy .component.podLabels) (include "semmoe.labels" .name | fromYaml) | toYaml | nindent 2 }}
+labels: {{- mergeOverwrite (deepCopy .root.Values.commonLabels) .component.podLabels (include "semmoe.labels" .name | fromYaml) | toYaml | nindent 2 }}
 {{- with .component.podAnnotations }}
 annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -48,6 +60,17 @@ tolerations: {{- toYaml . | nindent 0 }}
 {{- with .component.topologySpreadConstraints }}
 topologySpreadConstraints: {{- toYaml . | nindent 0 }}
 {{- end }}
+{{- end }}
+
+{{/* The security context of the pods of a component: the restricted pod security standard. The user is that of the
+     image, or the one that OpenShift assigns to the namespace. With volume, a group owns the files of the volume, which
+     OpenShift assigns too. */}}
+{{- define "semmoe.podSecurity" -}}
+{{- $context := dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault") }}
+{{- if and .volume (not (.root.Capabilities.APIVersions.Has "security.openshift.io/v1")) }}
+{{- $context = mergeOverwrite $context (dict "fsGroup" 65532 "fsGroupChangePolicy" "OnRootMismatch") }}
+{{- end }}
+{{- mergeOverwrite $context (deepCopy .component.podSecurityContext) | toYaml }}
 {{- end }}
 
 {{/* The security context of the operator's containers: the restricted pod security standard, and a read-only root file system. */}}
@@ -89,6 +112,43 @@ subjects:
   namespace: {{ .root.Release.Namespace | toYaml }}
 {{- end }}
 
+{{/* Not empty if the objects of the Prometheus operator are created. */}}
+{{- define "semmoe.monitored" -}}
+{{- $enabled := toString .Values.monitoring.enabled }}
+{{- if or (eq $enabled "true") (and (eq $enabled "auto") (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) }}true{{ end }}
+{{- end }}
+
+{{/* The alerts with the settings of monitoring.alerts. */}}
+{{- define "semmoe.alerts" -}}
+{{- $settings := .Values.monitoring.alerts }}
+{{- $names := dict }}
+{{- $groups := list }}
+{{- range $group := (.Files.Get "files/alerts.yaml" | fromYaml).groups }}
+{{- $rules := list }}
+{{- range $rule := $group.rules }}
+{{- $_ := set $names $rule.alert true }}
+{{- $own := get $settings $rule.alert | default dict }}
+{{- if ne (toString (get $own "enabled")) "false" }}
+{{- $_ := set $rule "labels" (mergeOverwrite $rule.labels (get $own "labels" | default dict)) }}
+{{- with get $own "for" }}{{ $_ := set $rule "for" . }}{{ end }}
+{{- $rules = append $rules $rule }}
+{{- end }}
+{{- end }}
+{{- if $rules }}{{ $groups = append $groups (set $group "rules" $rules) }}{{ end }}
+{{- end }}
+{{- range $name, $_ := $settings }}
+{{- if not (hasKey $names $name) }}
+{{- fail (printf "monitoring.alerts.%s is not an alert of this chart: the alerts are %s" $name (keys $names | sortAlpha | join ", ")) }}
+{{- end }}
+{{- end }}
+{{- dict "groups" $groups | toYaml }}
+{{- end }}
+
+{{/* The issuer of a certificate of cert-manager. */}}
+{{- define "semmoe.issuerRef" -}}
+{{- .Values.certManager.issuerRef | default (dict "name" "semmoe-self-signed" "kind" "Issuer") | toJson }}
+{{- end }}
+
 {{/* Binds a ClusterRole to a ServiceAccount in the watched namespaces, or in all namespaces if none is set. */}}
 {{- define "semmoe.boundWhereWatched" -}}
 {{- $binding := . }}
@@ -99,6 +159,7 @@ kind: RoleBinding
 metadata:
   name: {{ $binding.role }}
   namespace: {{ . | toYaml }}
+  labels: {{- include "semmoe.objectLabels" (list $binding.root $binding.component) | nindent 4 }}
 {{ include "semmoe.bound" $binding }}
 {{- else }}
 ---
@@ -106,6 +167,7 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata:
   name: {{ .role }}
+  labels: {{- include "semmoe.objectLabels" (list .root .component) | nindent 4 }}
 {{ include "semmoe.bound" . }}
 {{- end }}
 {{- end }}
@@ -114,6 +176,12 @@ metadata:
 {{- define "semmoe.validate" -}}
 {{- if and .Chart.IsRoot (hasKey .Values "enabled") (not .Values.enabled) }}
 {{- fail "enabled: false is invalid: it is only allowed as the condition of a dependency in a parent chart; to remove this chart, uninstall it" }}
+{{- end }}
+{{- if not .Values.image.repository }}
+{{- fail "image.repository is required: set it to the repository to which the image of the operator was pushed, for example --set image.repository=registry.example/semmoe" }}
+{{- end }}
+{{- if and .Values.certManager.issuerRef (not (or (and .Values.webhooks.enabled .Values.webhooks.certManager) .Values.monitoring.certManager)) }}
+{{- fail "certManager.issuerRef has no effect, because no certificate of cert-manager is used: set webhooks.certManager or monitoring.certManager to true, or remove it" }}
 {{- end }}
 {{- if .Values.caBundle }}
 {{- range .Values.store.env }}

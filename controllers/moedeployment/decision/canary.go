@@ -74,6 +74,7 @@ func trialOf(s *Snapshot, d *Decision, candidate *revisions.Workload) rollout.Tr
 		Soak:       desired.Soak(moed),
 		Promoting:  candidate.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting,
 		Approved:   planner.Approved(moed, d.Planning.Candidate.Short()) || d.Planning.PlanPinned(moed),
+		Rejected:   planner.RolledBack(moed, d.Planning.Candidate.Short()),
 		Measured:   desired.Observes(moed),
 		Comparison: rollout.Comparison{Verdict: rollout.TooFew},
 	}

@@ -151,6 +151,7 @@ func movesOf(s *Snapshot, d *Decision) (moves, error) {
 	}
 	if m.in.Candidate != rollout.None {
 		m.in.Trial = trialOf(s, d, m.workloads[m.in.Candidate])
+		m.in.Hold = m.in.Hold && !m.in.Trial.Rejected
 	}
 	return m, nil
 }

@@ -120,6 +120,12 @@ func TestRolloutWrites(t *testing.T) {
 			c.add(t, c.d.CandidateRevision, c.d.Planning.Candidate, 1, 1, semmoev1.RolloutPromoting)
 			failing(c)
 		}, []string{"change candidate rollout=Canary"}},
+		"the canary passes, and a user rejects it": {func(t *testing.T, c *rolloutCase) {
+			*c.s.Workloads[0].Replicas() = 1
+			c.s.Pods = c.s.Pods[:1]
+			c.add(t, c.d.CandidateRevision, c.d.Planning.Candidate, 1, 1, semmoev1.RolloutCanary)
+			c.s.Moed.Annotations = map[string]string{semmoev1.AnnotationRollBack: c.d.Planning.Candidate.Short()}
+		}, []string{"annotate new [failed.semmoe.io/candidate]"}},
 		"the canary passes": {func(t *testing.T, c *rolloutCase) {
 			*c.s.Workloads[0].Replicas() = 1
 			c.s.Pods = c.s.Pods[:1]

@@ -108,7 +108,11 @@ func EngineReportsRoutedExperts(moed *semmoev1.MoEDeployment) bool {
 }
 
 // Finding is the reason and message of a condition. The zero value means no finding.
-type Finding struct{ Reason, Message string }
+type Finding struct {
+	Reason, Message string
+	// Pending is the short digest of the plan that waits for approval, if the finding is that it does.
+	Pending string
+}
 
 // Percent formats thousandths as a percentage.
 func Percent(milli int32) string { return fmt.Sprintf("%.1f%%", float64(milli)/10) }

@@ -338,7 +338,7 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 		WithEnableServiceLinks(false).
 		WithTerminationGracePeriodSeconds(desired.DrainSeconds + desired.GraceSeconds + exitSeconds).
 		WithSecurityContext(coreac.PodSecurityContext().
-			WithRunAsNonRoot(true).WithRunAsUser(65532).WithRunAsGroup(65532).WithFSGroup(65532).
+			WithRunAsNonRoot(true).
 			WithSeccompProfile(coreac.SeccompProfile().WithType(corev1.SeccompProfileTypeRuntimeDefault))).
 		WithTopologySpreadConstraints(coreac.TopologySpreadConstraint().
 			WithMaxSkew(1).WithTopologyKey(corev1.LabelHostname).WithWhenUnsatisfiable(corev1.ScheduleAnyway).

@@ -14,8 +14,9 @@ import (
 // secretsMountPath is the parent of the mount paths of the Secrets of a request router.
 const secretsMountPath = "/etc/semmoe/"
 
-// secretMode makes the files of a Secret readable for the group of the router (fsGroup).
-const secretMode = 0o440
+// secretMode makes the files of a Secret readable for the router, whose user ID depends on image and cluster. Only the
+// containers of the pod can reach the volume.
+const secretMode = 0o444
 
 // secured reports whether clients need TLS or an API key.
 func secured(moed *semmoev1.MoEDeployment) bool {

@@ -233,19 +233,22 @@ func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, pinned
 	no := func(reason, format string, args ...any) desired.Finding {
 		return desired.Finding{Reason: reason, Message: fmt.Sprintf(format, args...)}
 	}
+	wait := func(reason, format string, args ...any) desired.Finding {
+		return desired.Finding{Reason: reason, Message: fmt.Sprintf(format, args...), Pending: short}
+	}
 	switch {
 	case plan.Status.Verdict != semmoev1.VerdictGain && plan.Status.Forecast == nil:
 		return no(string(plan.Status.Verdict), "Plan %s predicts no gain from token counts, which contain no local activation rate, and is not rolled out", short)
 	case plan.Status.Verdict != semmoev1.VerdictGain:
 		return no(string(plan.Status.Verdict), "Plan %s predicts no gain (%s), and is not rolled out", short, promiseText(plan))
 	case moed.Spec.Routing.Mode == semmoev1.RoutingModeNone && moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel && !approved:
-		return no("NoRouter", "Plan %s has a gain only if requests are routed to the ranks of their experts. Set spec.routing.mode to Router or EndpointPicker, or, with your own routing, approve the plan with: %s", short, approve)
+		return wait("NoRouter", "Plan %s has a gain only if requests are routed to the ranks of their experts. Set spec.routing.mode to Router or EndpointPicker, or, with your own routing, approve the plan with: %s", short, approve)
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
 		return no("Advisory", "Plan %s predicts %s; spec.placement.approval is Advisory: nothing is rolled out", short, promiseText(plan))
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !approved:
-		return no("AwaitingApproval", "Plan %s predicts %s; approve it with: %s", short, promiseText(plan), approve)
+		return wait("AwaitingApproval", "Plan %s predicts %s; approve it with: %s", short, promiseText(plan), approve)
 	case *moed.Spec.Replicas == 1 && *moed.Spec.Rollout.MaxSurge == 0 && !approved:
-		return no(reasonNoRoom, "Plan %s predicts %s; with one replica and spec.rollout.maxSurge 0, its rollout interrupts the service. Set maxSurge, or accept the interruption with: %s",
+		return wait(reasonNoRoom, "Plan %s predicts %s; with one replica and spec.rollout.maxSurge 0, its rollout interrupts the service. Set maxSurge, or accept the interruption with: %s",
 			short, promiseText(plan), approve)
 	}
 	return desired.Finding{}
@@ -253,6 +256,11 @@ func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, pinned
 
 func Approved(moed *semmoev1.MoEDeployment, short string) bool {
 	return moed.Annotations[semmoev1.AnnotationApprove] == short
+}
+
+// RolledBack reports whether a user ends the roll-out of a plan.
+func RolledBack(moed *semmoev1.MoEDeployment, short string) bool {
+	return moed.Annotations[semmoev1.AnnotationRollBack] == short
 }
 
 // failure returns the annotation key that records a failed canary of the plan, and its value; empty if there is none.

@@ -123,6 +123,9 @@ func TestChooseLayout(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := choice{moed: moedtest.Deployment(tc.Change...), report: moedtest.Report(), wanted: tc.wanted, workloads: tc.workloads}
 			serving, candidate, hold := c.chooseLayout()
+			if waits := strings.Contains(hold.Message, semmoev1.AnnotationApprove+"="); waits != (hold.Pending != "") || waits && !strings.Contains(hold.Message, "="+hold.Pending+" ") {
+				t.Errorf("the pending plan is %q: %s", hold.Pending, hold.Message)
+			}
 			var want, try *revisions.Layout
 			if tc.want != nil {
 				want = revisions.LayoutOf(tc.want, semmoev1.RealizationEngineMap)

@@ -64,7 +64,7 @@ func profileFor(moed *semmoev1.MoEDeployment, modelDigest string) *semmoev1.Affi
 	return &semmoev1.AffinityProfile{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: moed.Namespace, Name: name,
-			Labels:          desired.Labels(moed, semmoev1.ComponentProfile),
+			Labels:          ownership.PassQueue(desired.Labels(moed, semmoev1.ComponentProfile), moed.Labels),
 			OwnerReferences: ownership.ControllerReference(moed, "MoEDeployment"),
 		},
 		Spec: spec,

@@ -140,7 +140,7 @@ func holdTables(moed *semmoev1.MoEDeployment, workloads []*revisions.Workload, p
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
 		return desired.Finding{Reason: "Advisory", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); spec.placement.approval is Advisory: they are not used", short, gain)}
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !Approved(moed, short) && !Pinned(moed, plan):
-		return desired.Finding{Reason: "AwaitingApproval", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); approve them with: %s", short, gain, ApproveCommand(moed, short))}
+		return desired.Finding{Reason: "AwaitingApproval", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); approve them with: %s", short, gain, ApproveCommand(moed, short)), Pending: short}
 	}
 	return desired.Finding{}
 }

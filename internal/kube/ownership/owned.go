@@ -31,6 +31,16 @@ func Labels(component, instance string, more ...string) map[string]string {
 	return all
 }
 
+// PassQueue copies the labels of Kueue from the labels of an owner to those of an object, and returns the latter.
+func PassQueue(to, owner map[string]string) map[string]string {
+	for _, label := range []string{semmoev1.LabelQueue, semmoev1.LabelQueuePriority} {
+		if value := owner[label]; value != "" {
+			to[label] = value
+		}
+	}
+	return to
+}
+
 // OperatorLabels returns the labels of every object of the operator.
 func OperatorLabels() map[string]string {
 	return map[string]string{managedByLabel: managedBy}

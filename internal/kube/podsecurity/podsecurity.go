@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podsecurity returns security contexts that satisfy the restricted pod security standard.
+// Package podsecurity returns security contexts that satisfy the restricted pod security standard. They name no user
+// and no group: containers run as the numeric user of their image, or as the user that the cluster assigns to the
+// namespace (OpenShift), which rejects any other.
 package podsecurity
 
 import (
@@ -8,25 +10,35 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// user is the user ID of the operator's image.
-const user = 65532
+// User is the user ID of the operator's image.
+const User = 65532
 
 // Pod returns the security context of a pod with only the operator's containers.
 func Pod() *corev1.PodSecurityContext {
 	return &corev1.PodSecurityContext{
 		RunAsNonRoot:   ptr.To(true),
-		RunAsUser:      ptr.To[int64](user),
 		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
 }
 
-// Container returns the security context of each container of such a pod. It sets no user, because the pod does.
+// Container returns the security context of each container of such a pod.
 func Container() *corev1.SecurityContext {
 	return &corev1.SecurityContext{
 		AllowPrivilegeEscalation: ptr.To(false),
 		ReadOnlyRootFilesystem:   ptr.To(true),
 		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 	}
+}
+
+// Isolated returns the security context of an operator-managed container that shares no files with the user-provided
+// containers of its pod: it never runs as root. It sets a user only if the pod runs as root.
+func Isolated(pod *corev1.PodSecurityContext) *corev1.SecurityContext {
+	container, ours := Container(), Pod()
+	container.RunAsNonRoot, container.SeccompProfile = ours.RunAsNonRoot, ours.SeccompProfile
+	if pod != nil && ptr.Deref(pod.RunAsUser, User) == 0 {
+		container.RunAsUser = ptr.To[int64](User)
+	}
+	return container
 }
 
 // Sidecar returns the security context of an operator-managed container next to user-provided ones, whose pod need not

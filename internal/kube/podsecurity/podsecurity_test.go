@@ -10,6 +10,28 @@ import (
 	"k8s.io/utils/ptr"
 )
 
+// A container that shares no files is never root, and gets a user only in a pod of root.
+func TestIsolated(t *testing.T) {
+	for name, tc := range map[string]struct {
+		pod  *corev1.PodSecurityContext
+		user *int64
+	}{
+		"nothing":    {nil, nil},
+		"a user":     {&corev1.PodSecurityContext{RunAsUser: ptr.To[int64](1000)}, nil},
+		"root":       {&corev1.PodSecurityContext{RunAsUser: ptr.To[int64](0)}, ptr.To[int64](User)},
+		"maybe root": {&corev1.PodSecurityContext{RunAsNonRoot: ptr.To(false)}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			want := Container()
+			want.RunAsNonRoot, want.RunAsUser = ptr.To(true), tc.user
+			want.SeccompProfile = &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}
+			if diff := cmp.Diff(want, Isolated(tc.pod)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 // Missing settings of a pod are added; existing settings are neither repeated nor contradicted.
 func TestAddsMissingSettings(t *testing.T) {
 	localhost := &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: ptr.To("engine.json")}

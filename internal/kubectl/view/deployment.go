@@ -170,7 +170,7 @@ type Job struct {
 	// Component is inspect or profile. Profile is the AffinityProfile of a profiling Job.
 	Component string `json:"component"`
 	Profile   string `json:"profile,omitempty"`
-	// State is Running, Complete or Failed.
+	// State is Running, Suspended, Complete or Failed.
 	State   string    `json:"state"`
 	Message string    `json:"message,omitempty"`
 	Since   time.Time `json:"since"`
@@ -439,6 +439,8 @@ func (o Objects) jobs() []Job {
 			j.State, j.Message = "Failed", failed.Message
 		} else if jobstate.Finished(&job, batchv1.JobComplete) != nil {
 			j.State = "Complete"
+		} else if ptr.Deref(job.Spec.Suspend, false) {
+			j.State = "Suspended"
 		}
 		jobs = append(jobs, j)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -16,7 +17,7 @@ const header = "# Rendered from charts/semmoe-operator by make generate: change 
 // forKustomize are the chart values for config/ that differ from the defaults. The CRDs are in a separate directory,
 // the annotation to keep objects only has a meaning for Helm, and users can omit the directory of the monitoring
 // objects.
-var forKustomize = []string{"--set", "crds.enabled=false,crds.keep=false,store.persistence.keep=false,monitoring.enabled=true,dashboards.enabled=true"}
+var forKustomize = []string{"--set", "image.repository=semmoe,crds.enabled=false,crds.keep=false,store.persistence.keep=false,monitoring.enabled=true,dashboards.enabled=true"}
 
 // renderConfig writes each rendered template to the file of the same name below config, and removes the files of
 // deleted templates.
@@ -44,7 +45,11 @@ func renderConfig(helm, chart, config string) error {
 	return nil
 }
 
-// byTemplate splits the output of helm template into the documents of each template, by path below templates/.
+// helmLabels matches the labels with the name of the release, and of the chart and its version.
+var helmLabels = regexp.MustCompile(`(?m)^ *(app\.kubernetes\.io/(instance|managed-by|version)|helm\.sh/chart): .*\n`)
+
+// byTemplate splits the output of helm template into the documents of each template, by path below templates/, without
+// the labels that only have a meaning for Helm.
 func byTemplate(manifest string) (map[string]string, error) {
 	const source = "# Source: semmoe-operator/templates/"
 	rendered := map[string]string{}
@@ -57,7 +62,7 @@ func byTemplate(manifest string) (map[string]string, error) {
 		if rendered[name] != "" {
 			rendered[name] += "---\n"
 		}
-		rendered[name] += strings.TrimSpace(text) + "\n"
+		rendered[name] += helmLabels.ReplaceAllString(strings.TrimSpace(text)+"\n", "")
 	}
 	return rendered, nil
 }

@@ -462,6 +462,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: observedGeneration
       type:
         scalar: numeric
+    - name: pendingPlan
+      type:
+        scalar: string
     - name: plan
       type:
         scalar: string

@@ -43,6 +43,9 @@ type MoEDeploymentStatusApplyConfiguration struct {
 	Plan *string `json:"plan,omitempty"`
 	// planDigest is the short digest of the plan of the serving revision. It is empty without a plan.
 	PlanDigest *string `json:"planDigest,omitempty"`
+	// pendingPlan is the short digest of the plan that waits for approval: the value that the annotation semmoe.io/approve
+	// needs. It is absent while no plan waits.
+	PendingPlan *string `json:"pendingPlan,omitempty"`
 	// rollout is the progress of the roll-out of a new plan. It is absent while no plan is rolled out.
 	Rollout *RolloutStatusApplyConfiguration `json:"rollout,omitempty"`
 	// lar is the local activation rate: the share of the activations of routed experts whose expert is on the rank that
@@ -176,6 +179,14 @@ func (b *MoEDeploymentStatusApplyConfiguration) WithPlan(value string) *MoEDeplo
 // If called multiple times, the PlanDigest field is set to the value of the last call.
 func (b *MoEDeploymentStatusApplyConfiguration) WithPlanDigest(value string) *MoEDeploymentStatusApplyConfiguration {
 	b.PlanDigest = &value
+	return b
+}
+
+// WithPendingPlan sets the PendingPlan field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the PendingPlan field is set to the value of the last call.
+func (b *MoEDeploymentStatusApplyConfiguration) WithPendingPlan(value string) *MoEDeploymentStatusApplyConfiguration {
+	b.PendingPlan = &value
 	return b
 }
 

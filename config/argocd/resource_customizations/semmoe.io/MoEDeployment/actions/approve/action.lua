@@ -1,0 +1,8 @@
+-- Approves the plan that waits for approval.
+local plan = (obj.status or {}).pendingPlan
+if plan == nil then
+  error("no plan waits for approval: see the condition RolledOut")
+end
+obj.metadata.annotations = obj.metadata.annotations or {}
+obj.metadata.annotations["semmoe.io/approve"] = plan
+return obj

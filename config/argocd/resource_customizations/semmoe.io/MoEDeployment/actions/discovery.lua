@@ -1,0 +1,21 @@
+-- Argo CD actions of a MoEDeployment. An action is disabled while it has no effect. Only Lua's base and table libraries
+-- are used.
+local status = obj.status or {}
+local annotations = obj.metadata.annotations or {}
+local candidate = (status.rollout or {}).candidatePlan
+local paused = obj.spec.reconciliation == "Paused"
+
+return {
+  ["approve"] = {
+    displayName = "Approve plan",
+    iconClass = "fa fa-fw fa-check",
+    disabled = status.pendingPlan == nil or annotations["semmoe.io/approve"] == status.pendingPlan,
+  },
+  ["roll-back"] = {
+    displayName = "Roll back plan",
+    iconClass = "fa fa-fw fa-undo",
+    disabled = candidate == nil or annotations["semmoe.io/rollback"] == candidate,
+  },
+  ["pause"] = {displayName = "Pause", iconClass = "fa fa-fw fa-pause", disabled = paused},
+  ["resume"] = {displayName = "Resume", iconClass = "fa fa-fw fa-play", disabled = not paused},
+}

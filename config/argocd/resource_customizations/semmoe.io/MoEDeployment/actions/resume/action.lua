@@ -1,0 +1,3 @@
+-- Resumes profiles, plans and roll-outs.
+obj.spec.reconciliation = "Active"
+return obj

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gitops
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// actions are the actions of a MoEDeployment in Argo CD.
+var actions = []string{"approve", "pause", "resume", "roll-back"}
+
+func actionScript(t *testing.T, name string) string {
+	t.Helper()
+	return string(read(t, filepath.Join(customizations, "semmoe.io", "MoEDeployment", "actions", name)))
+}
+
+// available runs the discovery of actions, and returns the names of the enabled ones.
+func available(t *testing.T, u *unstructured.Unstructured) map[string]bool {
+	t.Helper()
+	table, err := run(t.Context(), actionScript(t, "discovery.lua"), u.Object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, enabled := goValue(table, map[string]any{}).(map[string]any), map[string]bool{}
+	if len(found) != len(actions) {
+		t.Errorf("discovery returns %d actions, want %d", len(found), len(actions))
+	}
+	for _, name := range actions {
+		action, _ := found[name].(map[string]any)
+		disabled, isSet := action["disabled"].(bool)
+		if title, _ := action["displayName"].(string); title == "" || !isSet {
+			t.Errorf("action %s: %v, want a name and whether it is disabled", name, action)
+		}
+		enabled[name] = !disabled
+	}
+	return enabled
+}
+
+// approves matches the digest in the command that a condition shows.
+const approves = semmoev1.AnnotationApprove + "="
+
+// pendingOf returns the digest that the condition RolledOut shows for an approval.
+func pendingOf(u *unstructured.Unstructured) string {
+	conditions, _, _ := unstructured.NestedSlice(u.Object, "status", "conditions")
+	for _, item := range conditions {
+		condition := item.(map[string]any)
+		if _, rest, ok := strings.Cut(condition["message"].(string), approves); ok && condition["type"] == semmoev1.ConditionRolledOut {
+			digest, _, _ := strings.Cut(rest, " ")
+			return digest
+		}
+	}
+	return ""
+}
+
+// TestActions runs every action on every recorded state of a MoEDeployment. An enabled action changes one field, and is
+// disabled afterwards. An action without a plan to act on is disabled, and returns an error if it is run anyway.
+func TestActions(t *testing.T) {
+	ran := map[string]int{}
+	for _, k := range kinds(t) {
+		if k.Name != "semmoe.io/MoEDeployment" {
+			continue
+		}
+		for path, u := range k.States {
+			paused, _, _ := unstructured.NestedString(u.Object, "spec", "reconciliation")
+			candidate, _, _ := unstructured.NestedString(u.Object, "status", "rollout", "candidatePlan")
+			want := map[string]string{"approve": pendingOf(u), "roll-back": candidate, "pause": "Paused", "resume": "Active"}
+			wantEnabled := map[string]bool{"approve": want["approve"] != "", "roll-back": candidate != "", "pause": paused != "Paused", "resume": paused == "Paused"}
+			if diff := cmp.Diff(wantEnabled, available(t, u)); diff != "" {
+				t.Errorf("%s: enabled actions (-want +got):\n%s", path, diff)
+			}
+			for _, name := range actions {
+				before := u.DeepCopy()
+				changed, err := Act(t.Context(), actionScript(t, filepath.Join(name, "action.lua")), u)
+				if diff := cmp.Diff(before, u); diff != "" {
+					t.Fatalf("%s: %s changes its input:\n%s", path, name, diff)
+				}
+				if want[name] == "" {
+					if err == nil || !strings.Contains(err.Error(), "plan") {
+						t.Errorf("%s: %s without a plan: error %v", path, name, err)
+					}
+					continue
+				}
+				if err != nil {
+					t.Errorf("%s: %s: %v", path, name, err)
+					continue
+				}
+				field := map[string][]string{
+					"approve": {"metadata", "annotations", semmoev1.AnnotationApprove}, "roll-back": {"metadata", "annotations", semmoev1.AnnotationRollBack},
+				}[name]
+				if field == nil {
+					field = []string{"spec", "reconciliation"}
+				}
+				if err := unstructured.SetNestedField(before.Object, want[name], field...); err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(before.Object, changed.Object); diff != "" {
+					t.Errorf("%s: %s changes (-want +got):\n%s", path, name, diff)
+				}
+				if wantEnabled[name] {
+					if ran[name]++; available(t, changed)[name] {
+						t.Errorf("%s: %s is still enabled after it ran", path, name)
+					}
+				}
+			}
+		}
+	}
+	for _, name := range actions {
+		if ran[name] < 2 {
+			t.Errorf("%s is enabled in %d recorded states, want at least 2", name, ran[name])
+		}
+	}
+}
+
+// actionsOf returns the actions of MoEDeployment as a value in argocd-cm.
+func actionsOf(t *testing.T) string {
+	t.Helper()
+	type definition struct {
+		Name   string `json:"name"`
+		Script string `json:"action.lua"`
+	}
+	value := struct {
+		Discovery   string       `json:"discovery.lua"`
+		Definitions []definition `json:"definitions"`
+	}{Discovery: actionScript(t, "discovery.lua")}
+	files, err := filepath.Glob(filepath.Join(customizations, "semmoe.io", "MoEDeployment", "actions", "*", "action.lua"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		name := filepath.Base(filepath.Dir(file))
+		if !slices.Contains(actions, name) {
+			t.Errorf("action %s is not tested", name)
+		}
+		value.Definitions = append(value.Definitions, definition{name, string(read(t, file))})
+	}
+	text, err := yaml.Marshal(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}

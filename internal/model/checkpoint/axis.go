@@ -157,8 +157,8 @@ func (c *Checkpoint) axisOf(name string) (axis Axis, dependent bool, err error) 
 		return packed, true, nil
 	}
 	size, lanes := tensor.End-tensor.Begin, experts
-	if part.Role == Gate {
-		lanes += int64(c.Config.ZeroExperts)
+	if zero := int64(c.Config.ZeroExperts); part.Role == Gate || len(shape) > 0 && shape[0] == experts+zero {
+		lanes += zero
 	}
 	switch {
 	case !known:

@@ -94,12 +94,6 @@ func open(dir, layoutAs string, keepHeaders bool) (*Checkpoint, error) {
 	}
 	config, err := parseConfig(configText, layoutAs)
 	noPlan, _ := errors.AsType[*NoPlanError](err)
-	if layoutAs != "" && noPlan == nil && IsInvalid(err) {
-		// The statement about the layout does not fit. Without it, the model may be served.
-		if _, own := parseConfig(configText, ""); !IsInvalid(own) || isNoPlan(own) {
-			noPlan = &NoPlanError{modelTypeOf(configText), fmt.Sprintf("the config is not that of a model laid out as %s: %v", layoutAs, err)}
-		}
-	}
 	if noPlan != nil {
 		config, noPlan.Reason = &Config{ModelType: noPlan.ModelType}, configFile+": "+noPlan.Reason
 	} else if err != nil {
@@ -114,25 +108,36 @@ func open(dir, layoutAs string, keepHeaders bool) (*Checkpoint, error) {
 		c.Close()
 		return nil, err
 	}
+	c.selectLayout()
 	if layoutAs != "" && c.noPlan == nil {
 		c.checkLayoutAs()
 	}
 	return c, nil
 }
 
-// isNoPlan reports whether an error is a NoPlanError.
-func isNoPlan(err error) bool {
-	_, ok := errors.AsType[*NoPlanError](err)
-	return ok
+// selectLayout selects the first layout of the family that describes a gate of the checkpoint.
+func (c *Checkpoint) selectLayout() {
+	first := c.Config.family()
+	for _, layout := range first.OtherLayouts {
+		if c.hasGate() {
+			return
+		}
+		other := *first
+		other.Layout, c.Config.layout = layout, &other
+	}
+	if !c.hasGate() {
+		c.Config.layout = nil
+	}
 }
 
-// modelTypeOf returns model_type of a config.json, and an empty string if it cannot be read.
-func modelTypeOf(text []byte) string {
-	var config struct {
-		ModelType string `json:"model_type"`
+// hasGate reports whether the checkpoint has a tensor of a gate.
+func (c *Checkpoint) hasGate() bool {
+	for name := range c.shardOf {
+		if c.Config.Classify(name).Role == Gate {
+			return true
+		}
 	}
-	_ = json.Unmarshal(modelconfig.Strict(text), &config)
-	return config.ModelType
+	return false
 }
 
 // checkLayoutAs checks the user's statement about the layout. No plan is made for a checkpoint with a tensor that the

@@ -87,6 +87,9 @@ func (c *Checkpoint) addPart(l *MoELayer, part Part, name string) error {
 	case part.Role == Fused:
 		l.Fused = append(l.Fused, name)
 	case part.Role == Expert && isOfExpert(c.Config.family(), part.Name):
+		if part.Expert >= c.Config.Experts && part.Expert < c.Config.Experts+c.Config.ZeroExperts {
+			return nil // transformers 5 stores weights of zero experts, which do not move
+		}
 		if part.Expert >= c.Config.Experts {
 			return Invalidf("tensor %q: %s declares only %d experts per layer, 0 to %d", name, configFile, c.Config.Experts, c.Config.Experts-1)
 		}

@@ -13,6 +13,9 @@ import (
 
 // family returns the layout of the checkpoint: that of its model type, or that which the user names.
 func (c *Config) family() *family.Family {
+	if c.layout != nil {
+		return c.layout
+	}
 	if f := family.Lookup(cmp.Or(c.LayoutAs, c.ModelType)); f != nil {
 		return f
 	}

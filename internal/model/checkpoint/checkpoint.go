@@ -16,6 +16,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -115,19 +116,24 @@ func open(dir, layoutAs string, keepHeaders bool) (*Checkpoint, error) {
 	return c, nil
 }
 
-// selectLayout selects the first layout of the family that describes a gate of the checkpoint.
+// selectLayout selects the first layout of the family that describes a gate of the checkpoint, with the known prefixes of
+// layers, or else with the only other prefix of such gates.
 func (c *Checkpoint) selectLayout() {
 	first := c.Config.family()
-	for _, layout := range first.OtherLayouts {
-		if c.hasGate() {
-			return
+	layouts := append([]family.Layout{first.Layout}, first.OtherLayouts...)
+	for _, findPrefix := range []bool{false, true} {
+		for _, layout := range layouts {
+			selected := *first
+			selected.Layout, c.Config.layout = layout, &selected
+			if findPrefix {
+				c.Config.prefix = c.gatePrefix()
+			}
+			if c.hasGate() {
+				return
+			}
 		}
-		other := *first
-		other.Layout, c.Config.layout = layout, &other
 	}
-	if !c.hasGate() {
-		c.Config.layout = nil
-	}
+	c.Config.layout = nil
 }
 
 // hasGate reports whether the checkpoint has a tensor of a gate.
@@ -138,6 +144,24 @@ func (c *Checkpoint) hasGate() bool {
 		}
 	}
 	return false
+}
+
+// gatePrefix returns the prefix of the numbered layers whose names contain the path of a gate. It is empty unless there is
+// exactly one such prefix, other than those of encoders and other models.
+func (c *Checkpoint) gatePrefix() string {
+	f, found := c.Config.family(), ""
+	gate := regexp.MustCompile(`^((?:[A-Za-z_]\w*\.)+)\d+\.` + regexp.QuoteMeta(strings.TrimPrefix(f.Block+"."+f.Gate, ".")) + `\.`)
+	for name := range c.shardOf {
+		parts := gate.FindStringSubmatch(name)
+		if parts == nil || slices.ContainsFunc(strings.Split(parts[1], "."), func(module string) bool { return slices.Contains(family.OtherModels, module) }) {
+			continue
+		}
+		if found != "" && found != parts[1] {
+			return ""
+		}
+		found = parts[1]
+	}
+	return found
 }
 
 // checkLayoutAs checks the user's statement about the layout. No plan is made for a checkpoint with a tensor that the

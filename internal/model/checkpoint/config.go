@@ -55,6 +55,8 @@ type Config struct {
 	layersFound bool
 	// layout is the family with the layout of the checkpoint. It is nil for the first layout of the family.
 	layout *family.Family
+	// prefix is the prefix of the list of layers, if it is none of the known ones.
+	prefix string
 }
 
 // rawConfig contains the fields of config.json that describe an MoE model, in all spellings of known families. Pointers

@@ -119,7 +119,11 @@ func (c *Config) cutLayer(name string) (layer, prefix int, rest string) {
 			return layer + c.Layers, length, rest
 		}
 	}
-	for _, prefix := range family.LayerPrefixes {
+	prefixes := family.LayerPrefixes
+	if c.prefix != "" {
+		prefixes = []string{c.prefix}
+	}
+	for _, prefix := range prefixes {
 		if layer, length, rest := cutIndex(name, prefix); layer >= 0 {
 			return layer, length, rest
 		}

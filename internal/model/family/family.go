@@ -149,6 +149,7 @@ var LayerModules = []string{
 var RootModules = []string{
 	"embed_tokens", "word_embeddings", "norm", "norm_f", "embedding_norm", "lm_head", "rotary_emb", "score", "embed", "embeddings", "head",
 	"hc_head_fn", "hc_head_base", "hc_head_scale", "hc_head", "embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm",
+	"wte", "tok_embeddings", "ln_f", "output",
 }
 
 // OtherModels lists modules of encoders, speech models and multi-token prediction: separate models next to the language
@@ -160,7 +161,7 @@ var OtherModels = []string{
 }
 
 // RootPrefixes lists modules that only contain other modules.
-var RootPrefixes = []string{"model", "language_model", "language", "thinker", "backbone"}
+var RootPrefixes = []string{"model", "language_model", "language", "thinker", "backbone", "llm", "text_model", "decoder", "transformer"}
 
 // SGLangWrappers maps the multimodal wrappers whose class reports the location of experts in SGLang to the oldest
 // release that was read and does so. SGLang asks only the outermost model.

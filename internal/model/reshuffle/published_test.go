@@ -158,7 +158,7 @@ func (p published) generate(seed uint64, form string) *model {
 		m.add(prefix+"input_layernorm.weight", "BF16", testHidden)
 		for _, name := range p.others {
 			if block := p.block == "" || strings.HasPrefix(name, p.block); !block || !slices.Contains(p.dense, l) {
-				m.add(prefix+name, "BF16", testExperts, 2)
+				m.add(prefix+name, "BF16", sizeOf(name), 2)
 			}
 		}
 		if slices.Contains(p.dense, l) {
@@ -192,6 +192,15 @@ func (p published) generate(seed uint64, form string) *model {
 		}
 	}
 	return m
+}
+
+// sizeOf returns the first dimension of a tensor that does not depend on the experts. It equals the number of experts, as
+// it may by chance, except in a gate.
+func sizeOf(name string) int64 {
+	if name == "router.scale" {
+		return testHidden
+	}
+	return testExperts
 }
 
 // denseFFN returns the name of a tensor of a layer without experts.

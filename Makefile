@@ -164,8 +164,9 @@ e2e-clients: build ## Run client libraries and Envoy in front of the router, wit
 	@$(with-vllm) go test -count=1 -timeout 30m -v ./test/clients -run '^TestClientsOfVLLM$$' -args -vllm "$$environment"
 
 .PHONY: test-vllm
-test-vllm: build ## Test the plug-in for vLLM, and compare the double of vLLM with vLLM itself, on CPUs
+test-vllm: build ## Test the plug-in for vLLM, permuted checkpoints, and the double of vLLM with vLLM itself, on CPUs
 	@$(with-vllm) SEMMOE=$(CURDIR)/bin/semmoe integrations/vllm/test.sh "$$environment" && \
+	CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 10m -v ./test/vllm -args -vllm "$$environment" && \
 	CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 10m -v ./test/engines -run '^TestRecording$$' -args -vllm "$$environment"
 
 .PHONY: test-transformers

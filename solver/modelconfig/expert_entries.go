@@ -19,7 +19,18 @@ import (
 // of numbers that may be expert numbers, and numbers under names related to experts. Names of modules and patterns are
 // not checked. The error contains the path of the entry.
 func CheckExpertEntries(text []byte, experts, layers int) error {
-	r := entryReader{experts: experts, layers: layers, decoder: json.NewDecoder(bytes.NewReader(Strict(text)))}
+	return checkEntries(text, entryReader{experts: experts, layers: layers})
+}
+
+// CheckForeignEntries also rejects counts whose meaning only the code of an unknown family contains, and by which the
+// number of an expert may matter: groups of experts, and the number of experts of a kind, such as those that are always
+// active.
+func CheckForeignEntries(text []byte, experts, layers int) error {
+	return checkEntries(text, entryReader{experts: experts, layers: layers, foreign: true})
+}
+
+func checkEntries(text []byte, r entryReader) error {
+	r.decoder = json.NewDecoder(bytes.NewReader(Strict(text)))
 	r.decoder.UseNumber()
 	if _, err := r.value(nil); err != nil {
 		return err
@@ -36,14 +47,16 @@ const maxEntryDepth = 64
 // entryReader reads a configuration token by token, so that memory use does not depend on its size.
 type entryReader struct {
 	experts, layers int
-	decoder         *json.Decoder
+	// foreign reports that the family is unknown.
+	foreign bool
+	decoder *json.Decoder
 }
 
 // entry describes a value for the container of the value.
 type entry struct {
 	// number is set for a number, id for a number that may be an expert number, and module for the name of a module or
-	// a pattern of names.
-	number, id, module bool
+	// a pattern of names. several is set for an integer above 1.
+	number, id, module, several bool
 }
 
 // value reads a value. path contains the names of the enclosing members. Values of neutral members are skipped.
@@ -63,8 +76,11 @@ func (r *entryReader) value(path []string) (entry, error) {
 		return entry{}, r.object(path)
 	case json.Number:
 		n, err := token.Int64()
-		return entry{number: true, id: err == nil && n >= 0 && n < int64(r.experts)}, nil
+		return entry{number: true, id: err == nil && n >= 0 && n < int64(r.experts), several: err == nil && n > 1}, nil
 	case string:
+		if namesUnknown(token) && !neutral(path) {
+			return entry{}, r.refuse(path, "%.100q names an expert in an unknown form", token)
+		}
 		if numbers.MatchString(token) && !neutral(path) && RelatesToExperts(strings.Join(path, ".")) {
 			return entry{}, r.refuse(path, "%.100q may be a list of experts", token)
 		}
@@ -90,6 +106,12 @@ func (r *entryReader) object(path []string) error {
 			return err
 		}
 		keys++
+		if namesUnknown(key) && !neutral(inner) {
+			return r.refuse(inner, "the name is that of an expert, in an unknown form")
+		}
+		if r.foreign && !neutral(inner) && (value.several && isGrouping(key) || value.id && isUnknownCount(key)) {
+			return r.refuse(inner, "its meaning is unknown")
+		}
 		switch _, err := strconv.ParseUint(key, 10, 64); {
 		case neutral(path):
 		case err == nil && !isKeyedByLayer(path):
@@ -131,6 +153,8 @@ func (r *entryReader) array(path []string) error {
 	}
 	experts := r.experts
 	switch {
+	case length == experts && length != r.layers && slices.Contains(layerMembers, memberName(path)):
+		return r.refuse(path, "it has an entry for each of %d experts", experts)
 	case neutral(path) || length == 0 || experts < 2:
 	case length%experts == 0 && (numbersOnly || length == experts && !modules && !isModuleList(path)) && !r.isPerLayer(path, length):
 		return r.refuse(path, "it has %d entries, and a layer %d experts", length, experts)
@@ -164,6 +188,8 @@ var (
 		"moe_intermediate_size", "compress_ratios", "hybrid_layer_pattern", "added_tokens_decoder", "_name_or_path", "name_or_path",
 		"base_model_name_or_path", "model_type", "transformers_version", "torch_dtype", "dtype", "weight_block_size", "version", "mrope_section", "bad_words_ids", "forced_decoder_ids",
 	}
+	// layerMembers are the neutral members that have an entry for each layer if they are lists.
+	layerMembers = []string{"moe_intermediate_size", "moe_topk", "num_shared_expert"}
 	// plainWords are words in names of members whose numbers are not expert numbers, unless the name is related to
 	// experts.
 	plainWords = []string{
@@ -235,6 +261,30 @@ var (
 	// numberedExpert matches a string that contains an expert number.
 	numberedExpert = regexp.MustCompile(`(?i)experts?\W{0,3}_?\d|\d(?:st|nd|rd|th)?[ _-]?expert\b`)
 )
+
+var (
+	// groupingWord matches the names of members that group experts. They have no shared meaning.
+	groupingWord = regexp.MustCompile(`(?i)^num_groups$|group.*(?:expert|moe|rout|top_?k|gate)|(?:expert|moe|rout|top_?k|gate).*group`)
+	// expertCount matches names of counts of experts. knownCount matches those that do not distinguish experts.
+	expertCount = regexp.MustCompile(`(?i)^(?:\w+_)?(?:num|n|count|first|last)_(?:\w+_)?experts?$|experts?_(?:count|num)$`)
+	knownCount  = regexp.MustCompile(`(?i)^(?:moe_)?(?:num|n)_(?:local_|routed_|moe_|selected_|activated_|active_)?experts$`)
+	// knownGroups are the names that the operator reads.
+	knownGroups = []string{"n_group", "topk_group", "num_expert_group"}
+)
+
+// isGrouping reports whether a member may state that a gate chooses among groups of experts.
+func isGrouping(member string) bool {
+	return groupingWord.MatchString(member) && !slices.Contains(knownGroups, member)
+}
+
+// isUnknownCount reports whether a member may be the number of experts of a kind.
+func isUnknownCount(member string) bool {
+	member = sharedExpert.ReplaceAllString(member, "")
+	return expertCount.MatchString(member) && !knownCount.MatchString(member)
+}
+
+// namesUnknown reports whether a string names an expert and is neither the path of a module nor a pattern.
+func namesUnknown(text string) bool { return NamesExpert(text) && !isModule(text) }
 
 // RelatesToExperts reports whether a name is related to routed experts.
 func RelatesToExperts(name string) bool {

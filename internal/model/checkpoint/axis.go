@@ -157,23 +157,39 @@ func (c *Checkpoint) axisOf(name string) (axis Axis, dependent bool, err error) 
 		return packed, true, nil
 	}
 	size, lanes := tensor.End-tensor.Begin, experts
-	if part.Role == Gate {
-		lanes += int64(c.Config.ZeroExperts)
+	if zero := int64(c.Config.ZeroExperts); part.Role == Gate || len(shape) > 0 && shape[0] == experts+zero {
+		lanes += zero
 	}
 	switch {
+	case part.Role == Gate && part.Name == "weight" && !slices.Contains(packedTypes, tensor.DType) && (len(shape) != 2 || shape[1] != int64(c.Config.HiddenSize)):
+		return Axis{}, false, Invalidf("%s: gate %q has shape %v of %s; permuting the experts needs %d rows of %d inputs (hidden_size)",
+			shard.Path, name, shape, tensor.DType, lanes, c.Config.HiddenSize)
+	case part.Role == Fused && len(shape) < 3 && isFusedWeight(c.Config.family(), part.Name):
+		return Axis{}, false, Invalidf("%s: tensor %q has shape %v; the weights of all experts of a layer need at least three dimensions", shard.Path, name, shape)
 	case !known:
 		return Axis{}, false, Invalidf("%s: the rows of gate tensor %q cannot be permuted: its format is not supported", shard.Path, name)
 	case form.rows && len(shape) > 0 && shape[0] == lanes && size%lanes == 0:
 		axis = rows(size / lanes)
 		axis.Fixed = int(lanes - experts)
 		return axis, true, nil
-	case form.inputs:
+	case form.inputs && (strings.HasSuffix(part.Name, "_shape") || !slices.Contains(shape, lanes)):
 		return Axis{}, false, nil
-	case form.whole && (tensor.Elements() == 1 || len(tensor.Shape) == 2 && tensor.Shape[0] == 1 && part.Role == Gate):
+	case form.whole && (tensor.Elements() == 1 || len(shape) == 2 && shape[0] == 1 && shape[1] != lanes && part.Role == Gate):
 		return Axis{}, false, nil
+	}
+	if form.inputs {
+		return Axis{}, false, Invalidf("%s: tensor %q has shape %v, and a layer %d experts: its dependence on the order of the experts is unknown", shard.Path, name, shape, lanes)
 	}
 	return Axis{}, false, Invalidf("%s: tensor %q has shape %v of %s; permuting the experts needs %d rows, one for each expert",
 		shard.Path, name, tensor.Shape, tensor.DType, lanes)
+}
+
+// packedTypes lists the types that contain several values of a weight.
+var packedTypes = []DType{"U8", "I32", "F4"}
+
+// isFusedWeight reports whether a fused tensor contains the weights of a projection.
+func isFusedWeight(f *family.Family, name string) bool {
+	return slices.ContainsFunc(slices.Concat(f.Fused...), func(s string) bool { return name == inFused(f, s) && !strings.HasSuffix(s, "bias") })
 }
 
 // expertNumbers returns the axis of a tensor whose values are expert numbers.

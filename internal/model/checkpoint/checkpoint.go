@@ -16,6 +16,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -94,12 +95,6 @@ func open(dir, layoutAs string, keepHeaders bool) (*Checkpoint, error) {
 	}
 	config, err := parseConfig(configText, layoutAs)
 	noPlan, _ := errors.AsType[*NoPlanError](err)
-	if layoutAs != "" && noPlan == nil && IsInvalid(err) {
-		// The statement about the layout does not fit. Without it, the model may be served.
-		if _, own := parseConfig(configText, ""); !IsInvalid(own) || isNoPlan(own) {
-			noPlan = &NoPlanError{modelTypeOf(configText), fmt.Sprintf("the config is not that of a model laid out as %s: %v", layoutAs, err)}
-		}
-	}
 	if noPlan != nil {
 		config, noPlan.Reason = &Config{ModelType: noPlan.ModelType}, configFile+": "+noPlan.Reason
 	} else if err != nil {
@@ -114,25 +109,59 @@ func open(dir, layoutAs string, keepHeaders bool) (*Checkpoint, error) {
 		c.Close()
 		return nil, err
 	}
+	c.selectLayout()
 	if layoutAs != "" && c.noPlan == nil {
 		c.checkLayoutAs()
 	}
 	return c, nil
 }
 
-// isNoPlan reports whether an error is a NoPlanError.
-func isNoPlan(err error) bool {
-	_, ok := errors.AsType[*NoPlanError](err)
-	return ok
+// selectLayout selects the first layout of the family that describes a gate of the checkpoint, with the known prefixes of
+// layers, or else with the only other prefix of such gates.
+func (c *Checkpoint) selectLayout() {
+	first := c.Config.family()
+	layouts := append([]family.Layout{first.Layout}, first.OtherLayouts...)
+	for _, findPrefix := range []bool{false, true} {
+		for _, layout := range layouts {
+			selected := *first
+			selected.Layout, c.Config.layout = layout, &selected
+			if findPrefix {
+				c.Config.prefix = c.gatePrefix()
+			}
+			if c.hasGate() {
+				return
+			}
+		}
+	}
+	c.Config.layout = nil
 }
 
-// modelTypeOf returns model_type of a config.json, and an empty string if it cannot be read.
-func modelTypeOf(text []byte) string {
-	var config struct {
-		ModelType string `json:"model_type"`
+// hasGate reports whether the checkpoint has a tensor of a gate.
+func (c *Checkpoint) hasGate() bool {
+	for name := range c.shardOf {
+		if c.Config.Classify(name).Role == Gate {
+			return true
+		}
 	}
-	_ = json.Unmarshal(modelconfig.Strict(text), &config)
-	return config.ModelType
+	return false
+}
+
+// gatePrefix returns the prefix of the numbered layers whose names contain the path of a gate. It is empty unless there is
+// exactly one such prefix, other than those of encoders and other models.
+func (c *Checkpoint) gatePrefix() string {
+	f, found := c.Config.family(), ""
+	gate := regexp.MustCompile(`^((?:[A-Za-z_]\w*\.)+)\d+\.` + regexp.QuoteMeta(strings.TrimPrefix(f.Block+"."+f.Gate, ".")) + `\.`)
+	for name := range c.shardOf {
+		parts := gate.FindStringSubmatch(name)
+		if parts == nil || slices.ContainsFunc(strings.Split(parts[1], "."), func(module string) bool { return slices.Contains(family.OtherModels, module) }) {
+			continue
+		}
+		if found != "" && found != parts[1] {
+			return ""
+		}
+		found = parts[1]
+	}
+	return found
 }
 
 // checkLayoutAs checks the user's statement about the layout. No plan is made for a checkpoint with a tensor that the

@@ -53,6 +53,10 @@ type Config struct {
 	// layersFound reports that config.json contains no layer rule, and that the layers with tensors of experts are the
 	// MoE layers.
 	layersFound bool
+	// layout is the family with the layout of the checkpoint. It is nil for the first layout of the family.
+	layout *family.Family
+	// prefix is the prefix of the list of layers, if it is none of the known ones.
+	prefix string
 }
 
 // rawConfig contains the fields of config.json that describe an MoE model, in all spellings of known families. Pointers
@@ -165,12 +169,17 @@ func parseConfig(text []byte, layoutAs string) (*Config, error) {
 	text = modelconfig.Strict(text)
 	var raw rawConfig
 	if err := json.Unmarshal(text, &raw); err != nil {
-		// A field of an unknown model type may have any form.
-		var wrong *json.UnmarshalTypeError
-		if errors.As(err, &wrong) && wrong.Field != "" && family.Lookup(raw.ModelType) == nil {
-			return nil, &NoPlanError{raw.ModelType, fmt.Sprintf("model_type %.*q is not a known MoE family: %v", maxWrapper, raw.ModelType, err)}
+		// A field of an unknown model type, or of a later release, may have any form.
+		var members map[string]json.RawMessage
+		if json.Unmarshal(text, &members) != nil {
+			return nil, Invalidf("not a valid model config: %v", err)
 		}
-		return nil, Invalidf("not a valid model config: %v", err)
+		_ = json.Unmarshal(members["model_type"], &raw.ModelType)
+		state := "is not a known MoE family"
+		if family.Lookup(raw.ModelType) != nil {
+			state = "has a config of an unknown form"
+		}
+		return nil, &NoPlanError{raw.ModelType, fmt.Sprintf("model_type %.*q %s: %v", maxWrapper, raw.ModelType, state, err)}
 	}
 	name, wrapped := modelconfig.Inner(text)
 	described := family.Lookup(raw.ModelType) != nil || layoutAs != "" && raw.experts() != nil
@@ -189,12 +198,16 @@ func parseConfig(text []byte, layoutAs string) (*Config, error) {
 		inner.TiedEmbeddings = inner.TiedEmbeddings || raw.TiedEmbeddings
 		inner.Wrapper = cmp.Or(raw.ModelType, inner.Wrapper)
 		if len(inner.Wrapper) > maxWrapper {
-			return nil, Invalidf("model_type %.*q… is longer than %d bytes", maxWrapper, inner.Wrapper, maxWrapper)
+			return nil, &NoPlanError{raw.ModelType, fmt.Sprintf("model_type %.*q… is longer than %d bytes", maxWrapper, inner.Wrapper, maxWrapper)}
 		}
 		inner.Quantization = cmp.Or(inner.Quantization, quantizationOf(raw.Quantization))
 		return inner, nil
 	}
-	return raw.config(text, layoutAs)
+	config, err := raw.config(text, layoutAs)
+	if invalid, ok := errors.AsType[*InvalidError](err); ok {
+		return nil, &NoPlanError{raw.ModelType, invalid.Error()} // engines may have a default for a missing field
+	}
+	return config, err
 }
 
 func (r rawConfig) config(text []byte, layoutAs string) (*Config, error) {
@@ -219,7 +232,7 @@ func (r rawConfig) config(text []byte, layoutAs string) (*Config, error) {
 		bound int
 		into  *int
 	}{
-		{"num_hidden_layers", cmp.Or(r.Layers, r.DecoderLayers, r.patternLayers()), maxLayers, &c.Layers},
+		{"num_hidden_layers", cmp.Or(r.Layers, r.DecoderLayers, r.listedLayers()), maxLayers, &c.Layers},
 		{"hidden_size", r.HiddenSize, 1 << 20, &c.HiddenSize},
 		{"vocab_size", r.VocabSize, 1 << 24, &c.VocabSize},
 		{"num_experts_per_tok", r.perToken(), c.Experts, &c.ExpertsPerToken},

@@ -140,10 +140,14 @@ func TestParseConfigRefuses(t *testing.T) {
 func TestServedWithoutPlan(t *testing.T) {
 	for text, want := range map[string]struct{ layoutAs, reason string }{
 		`{"model_type":"llama"}`: {"", `model_type "llama" is not a known MoE family`},
-		`{"model_type":"qwen9","num_experts":"many","moe_layers":{"a":1}}`: {"", `model_type "qwen9" is not a known MoE family`},
-		`{"model_type":"qwen9","num_experts":8,"hidden_size":4}`:           {"qwen3_moe", "num_hidden_layers is missing"},
-		`{"model_type":"qwen9_vl","text_config":{"model_type":"qwen9"}}`:   {"", `text_config: model_type "qwen9"`},
-		`{"model_type":"mixtral"}`:                                         {"", "no field of the config contains the number of experts"},
+		`{"model_type":"qwen9","num_experts":"many","moe_layers":{"a":1}}`:                                                          {"", `model_type "qwen9" is not a known MoE family`},
+		`{"model_type":"qwen9","num_experts":8,"hidden_size":4}`:                                                                    {"qwen3_moe", "num_hidden_layers is missing"},
+		`{"model_type":"qwen9_vl","text_config":{"model_type":"qwen9"}}`:                                                            {"", `text_config: model_type "qwen9"`},
+		`{"model_type":"mixtral"}`:                                                                                                  {"", "no field of the config contains the number of experts"},
+		`{"model_type":"qwen3_moe","num_experts":8,"hidden_size":4}`:                                                                {"", "num_hidden_layers is missing"},
+		`{"model_type":"qwen3_moe","num_experts":"8"}`:                                                                              {"", `model_type "qwen3_moe" has a config of an unknown form`},
+		`{"num_experts":[8,16],"model_type":"hunyuan_v1_moe"}`:                                                                      {"", "layers with different numbers of experts are not supported"},
+		`{"model_type":"vl","text_config":{"model_type":"qwen3_moe","num_experts":8,"num_hidden_layers":2,"moe_layer_freq":"all"}}`: {"", "text_config: hidden_size is missing"},
 		`{"model_type":"gemma4","text_config":{"model_type":"gemma4_text","num_hidden_layers":2,"num_experts":8,"top_k_experts":2,"hidden_size":4,"vocab_size":9}}`: {"", "declares all 2 layers dense"},
 	} {
 		dir := t.TempDir()

@@ -4,6 +4,7 @@ package checkpoint
 
 import (
 	"bytes"
+	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -17,15 +18,18 @@ func (c *Checkpoint) checkExpertForms(l *MoELayer) error {
 	forms := map[string][]int{} // tensor names of a form, joined, to its experts
 	for expert := range c.Config.Experts {
 		form := strings.Join(l.form(expert), " ")
+		if l.mixed {
+			form += separator + c.kinds(l, expert)
+		}
 		forms[form] = append(forms[form], expert)
 	}
 	usual := slices.MaxFunc(slices.Sorted(maps.Keys(forms)), func(a, b string) int { return len(forms[a]) - len(forms[b]) })
 	f := c.Config.family()
 	for _, form := range slices.Sorted(maps.Keys(forms)) {
-		names, first := strings.Fields(form), forms[form][0]
+		names, first := formNames(form), forms[form][0]
 		if name := missingProjection(f, names); name != "" {
 			// The tensor is named as in the form of the other experts.
-			for _, other := range strings.Fields(usual) {
+			for _, other := range formNames(usual) {
 				if isProjection(other, strings.TrimSuffix(name, ".weight")) {
 					name = other
 					break
@@ -42,6 +46,34 @@ func (c *Checkpoint) checkExpertForms(l *MoELayer) error {
 	}
 	return nil
 }
+
+// separator separates the tensor names of a form from the types and shapes.
+const separator = "|"
+
+func formNames(form string) []string {
+	names, _, _ := strings.Cut(form, separator)
+	return strings.Fields(names)
+}
+
+// kinds describes the types and shapes of an expert's weights.
+func (c *Checkpoint) kinds(l *MoELayer, expert int) string {
+	var kinds []string
+	for _, name := range l.form(expert) {
+		if isWeight(name) {
+			weight, _ := c.Tensor(Part{Name: name, block: l.block}.ExpertName(expert))
+			kinds = append(kinds, fmt.Sprintf("%s of %s %v", name, weight.DType, weight.Shape))
+		}
+	}
+	return strings.Join(kinds, ", ")
+}
+
+// isWeight reports whether a tensor of an expert is a weight. Other tensors, such as the state of a quantizer, may
+// differ in length.
+func isWeight(name string) bool {
+	return strings.HasSuffix(name, "weight") || strings.HasSuffix(name, "_packed")
+}
+
+func sameKind(a, b Tensor) bool { return a.DType == b.DType && slices.Equal(a.Shape, b.Shape) }
 
 // form returns the tensors of an expert, sorted.
 func (l *MoELayer) form(expert int) []string {
@@ -66,11 +98,14 @@ func (c *Checkpoint) otherForm(l *MoELayer, expert, usual int) error {
 		b, known := c.Tensor(name(usual, tensor))
 		return !known || a.DType != b.DType
 	})
-	if sameTypes {
+	stored, other := strings.Join(has, ", "), strings.Join(wanted, ", ")
+	if len(lacking) == 0 && slices.Equal(has, wanted) {
+		stored, other = c.kinds(l, expert), c.kinds(l, usual)
+	} else if sameTypes {
 		return c.missing(l, name(expert, lacking[0])[len(l.block):])
 	}
 	return Invalidf("%s: expert %d of layer %d is stored in another form (%s) than expert %d (%s): to permute the experts, a configuration file must name it in full, as in %q",
-		c.listing(), expert, l.Layer, strings.Join(has, ", "), usual, strings.Join(wanted, ", "), name(expert, c.Config.family().Projections[0]))
+		c.listing(), expert, l.Layer, stored, usual, other, name(expert, c.Config.family().Projections[0]))
 }
 
 // quantizationFiles lists the files other than config.json that name quantised modules.

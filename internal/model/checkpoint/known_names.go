@@ -16,7 +16,11 @@ import (
 // CheckEntries refuses a JSON configuration that may name experts by number. Errors are *InvalidError and name the
 // entry.
 func (c *Config) CheckEntries(text []byte) error {
-	if err := modelconfig.CheckExpertEntries(text, c.Experts, c.Layers); err != nil {
+	check := modelconfig.CheckExpertEntries
+	if c.LayoutAs != "" {
+		check = modelconfig.CheckForeignEntries
+	}
+	if err := check(text, c.Experts, c.Layers); err != nil {
 		return Invalidf("%v", err)
 	}
 	return nil
@@ -27,6 +31,9 @@ func (c *Config) CheckEntries(text []byte) error {
 var tensorSuffix = regexp.MustCompile(`^(?:[._](?:weight|bias|blocks|scales?(?:_2)?|inv|packed|input|output|global|zero|point|shape|offset|g_idx|` +
 	`qweight|qzeros|deq|quant|second|pre|smooth|quantizer|_?amax|_?pre_quant_scale|_?scale))*$`)
 
+// identity matches the names of tensors that may contain the number of their expert.
+var identity = regexp.MustCompile(`(?:^|[._])(?:ids?|idx|index|indices|number|order|position|rank|slot|map)(?:$|[._])`)
+
 // isOfExpert reports whether a tensor belongs only to the expert with the number before the name. Another number in the
 // name could be that of another expert.
 func isOfExpert(f *family.Family, name string) bool {
@@ -36,7 +43,7 @@ func isOfExpert(f *family.Family, name string) bool {
 			return !modelconfig.RelatesToExperts(rest) && !hasNumber(rest)
 		}
 	}
-	return name != "" && !strings.ContainsAny(module, "0123456789") && !modelconfig.RelatesToExperts(name) && !hasNumber(rest)
+	return name != "" && !identity.MatchString(name) && !strings.ContainsAny(module, "0123456789") && !modelconfig.RelatesToExperts(name) && !hasNumber(rest)
 }
 
 // hasNumber reports whether a component of a name is a number, other than a step of a sequential quantiser.
@@ -111,12 +118,15 @@ func (c *Config) Independent(name string) bool {
 // model.
 func (c *Config) independent(name, root string) bool {
 	rest := name
+	if c.prefix != "" {
+		rest = strings.TrimPrefix(name, root)
+	}
 	for {
 		module, below, _ := strings.Cut(rest, ".")
 		switch {
 		case slices.Contains(family.OtherModels, module):
 			return true
-		case slices.Contains(family.RootModules, module):
+		case slices.Contains(family.RootModules, module), strings.HasSuffix(module, "norm"):
 			return !modelconfig.RelatesToExperts(rest)
 		case slices.Contains(family.RootPrefixes, module):
 			rest = below

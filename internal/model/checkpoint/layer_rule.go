@@ -3,6 +3,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
 	"strconv"
@@ -37,12 +38,12 @@ type layerRule struct {
 // sparseTypes are the types of MoE layers in mlp_layer_types and layers_block_type, and in the pattern.
 var sparseTypes = []string{"sparse", "moe", "hash_moe", "E"}
 
-// patternLayers returns the number of layers in the pattern, and nil if there is no pattern.
-func (r layerRule) patternLayers() *int {
-	if r.Pattern == "" {
-		return nil
+// listedLayers returns the number of entries of the lists with the type of each layer, and nil if there is no list.
+func (r layerRule) listedLayers() *int {
+	if n := cmp.Or(len(r.Blocks), len(r.Pattern)); n > 0 {
+		return &n
 	}
-	return new(len(r.Pattern))
+	return nil
 }
 
 // describesLayers reports whether the configuration contains a layer rule.

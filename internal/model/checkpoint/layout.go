@@ -4,7 +4,9 @@ package checkpoint
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,6 +22,10 @@ type MoELayer struct {
 	Gate, Fused, Unrecognised []string
 	// experts maps each tensor of an expert (by Part.Name) to the experts that have it.
 	experts map[string][]bool
+	// weights maps the name of each weight of an expert to that of the first expert that was read. mixed reports that the
+	// weights of other experts have other shapes or types.
+	weights map[string]Tensor
+	mixed   bool
 	// block is the name prefix of the layer's MoE block.
 	block string
 	// invalid is the reason why a layer of multi-token prediction cannot be permuted. It is nil for hidden layers.
@@ -42,7 +48,9 @@ func (c *Checkpoint) MoELayers() (map[int]*MoELayer, error) {
 	maps.DeleteFunc(layers, func(_ int, l *MoELayer) bool { return len(l.experts)+len(l.Fused)+len(l.Gate) == 0 })
 	for _, layer := range c.Config.MoELayers {
 		if layers[layer] == nil {
-			return nil, Invalidf("%s: layer %d has neither gate nor experts, but %s (model_type %s) declares an MoE layer", c.Dir, layer, configFile, c.Config.ModelType)
+			f := c.Config.family()
+			return nil, Invalidf("%s: layer %d has neither gate nor experts, but %s (model_type %s) declares an MoE layer: no tensor is named as in %q",
+				c.Dir, layer, configFile, c.Config.ModelType, fmt.Sprintf("layers.%d.%s.weight", layer, strings.TrimPrefix(f.Block+"."+f.Gate, ".")))
 		}
 	}
 	for _, layer := range slices.Sorted(maps.Keys(layers)) {
@@ -66,7 +74,7 @@ func (c *Checkpoint) addToLayer(layers map[int]*MoELayer, name string) error {
 	}
 	l := layers[part.Layer]
 	if l == nil {
-		l = &MoELayer{Layer: part.Layer, experts: map[string][]bool{}, block: part.block}
+		l = &MoELayer{Layer: part.Layer, experts: map[string][]bool{}, weights: map[string]Tensor{}, block: part.block}
 		layers[part.Layer] = l
 	}
 	err := c.addPart(l, part, name)
@@ -87,6 +95,9 @@ func (c *Checkpoint) addPart(l *MoELayer, part Part, name string) error {
 	case part.Role == Fused:
 		l.Fused = append(l.Fused, name)
 	case part.Role == Expert && isOfExpert(c.Config.family(), part.Name):
+		if part.Expert >= c.Config.Experts && part.Expert < c.Config.Experts+c.Config.ZeroExperts {
+			return nil // transformers 5 stores weights of zero experts, which do not move
+		}
 		if part.Expert >= c.Config.Experts {
 			return Invalidf("tensor %q: %s declares only %d experts per layer, 0 to %d", name, configFile, c.Config.Experts, c.Config.Experts-1)
 		}
@@ -94,6 +105,14 @@ func (c *Checkpoint) addPart(l *MoELayer, part Part, name string) error {
 			l.experts[part.Name] = make([]bool, c.Config.Experts)
 		}
 		l.experts[part.Name][part.Expert] = true
+		if isWeight(part.Name) {
+			weight, _ := c.Tensor(name)
+			first, known := l.weights[part.Name]
+			if !known {
+				l.weights[part.Name] = weight
+			}
+			l.mixed = l.mixed || known && !sameKind(first, weight)
+		}
 	default:
 		l.Unrecognised = append(l.Unrecognised, name)
 	}
@@ -178,9 +197,11 @@ func (c *Checkpoint) CheckPermutable() error {
 // experts: the tensors of hidden layers, of the given layers of multi-token prediction and of the whole model, and the
 // metadata in the shards' headers.
 func (c *Checkpoint) CheckOutside(layers map[int]*MoELayer, predicting []int) error {
-	root := ""
+	root := strings.TrimSuffix(c.Config.prefix, path.Base(strings.ReplaceAll(c.Config.prefix, ".", "/"))+".")
 	for _, l := range layers {
-		root, _, _ = strings.Cut(l.block, "layers.")
+		if c.Config.prefix == "" {
+			root, _, _ = strings.Cut(l.block, "layers.")
+		}
 		break
 	}
 	for _, shard := range c.Shards {

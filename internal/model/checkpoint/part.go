@@ -13,6 +13,9 @@ import (
 
 // family returns the layout of the checkpoint: that of its model type, or that which the user names.
 func (c *Config) family() *family.Family {
+	if c.layout != nil {
+		return c.layout
+	}
 	if f := family.Lookup(cmp.Or(c.LayoutAs, c.ModelType)); f != nil {
 		return f
 	}
@@ -116,7 +119,11 @@ func (c *Config) cutLayer(name string) (layer, prefix int, rest string) {
 			return layer + c.Layers, length, rest
 		}
 	}
-	for _, prefix := range family.LayerPrefixes {
+	prefixes := family.LayerPrefixes
+	if c.prefix != "" {
+		prefixes = []string{c.prefix}
+	}
+	for _, prefix := range prefixes {
 		if layer, length, rest := cutIndex(name, prefix); layer >= 0 {
 			return layer, length, rest
 		}

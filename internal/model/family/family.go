@@ -17,6 +17,9 @@ type Family struct {
 	// Type is model_type in config.json, of the language model if a multimodal wrapper contains it.
 	Type string
 	Layout
+	// OtherLayouts lists further layouts in which checkpoints of the family exist, such as that with the names of
+	// transformers 5 (save_original_format=False).
+	OtherLayouts []Layout
 	// Groups and GroupsPerToken are the defaults of n_group and topk_group in the model's code. 0 means 1.
 	Groups, GroupsPerToken int
 	// DenseFirst is the number of dense layers before the first MoE layer, for a configuration without a layer rule.
@@ -137,7 +140,7 @@ var LayerModules = []string{
 	// Multi-token prediction.
 	"eh_proj", "embed_tokens", "shared_head", "final_layernorm",
 	// Residual streams of DeepSeek-V4.
-	"hc_attn_fn", "hc_attn_base", "hc_attn_scale", "hc_ffn_fn", "hc_ffn_base", "hc_ffn_scale",
+	"hc_attn_fn", "hc_attn_base", "hc_attn_scale", "hc_ffn_fn", "hc_ffn_base", "hc_ffn_scale", "attn_hc", "ffn_hc",
 	// Gemma 4.
 	"layer_scalar", "per_layer_input_gate", "per_layer_projection", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2",
 }
@@ -145,7 +148,8 @@ var LayerModules = []string{
 // RootModules lists the modules of a language model other than its layers.
 var RootModules = []string{
 	"embed_tokens", "word_embeddings", "norm", "norm_f", "embedding_norm", "lm_head", "rotary_emb", "score", "embed", "embeddings", "head",
-	"hc_head_fn", "hc_head_base", "hc_head_scale", "embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm",
+	"hc_head_fn", "hc_head_base", "hc_head_scale", "hc_head", "embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm",
+	"wte", "tok_embeddings", "ln_f", "output",
 }
 
 // OtherModels lists modules of encoders, speech models and multi-token prediction: separate models next to the language
@@ -157,7 +161,7 @@ var OtherModels = []string{
 }
 
 // RootPrefixes lists modules that only contain other modules.
-var RootPrefixes = []string{"model", "language_model", "language", "thinker", "backbone"}
+var RootPrefixes = []string{"model", "language_model", "language", "thinker", "backbone", "llm", "text_model", "decoder", "transformer"}
 
 // SGLangWrappers maps the multimodal wrappers whose class reports the location of experts in SGLang to the oldest
 // release that was read and does so. SGLang asks only the outermost model.

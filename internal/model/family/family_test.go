@@ -57,9 +57,15 @@ func TestGroupsOfTraces(t *testing.T) {
 	}
 }
 
-// TestDocument compares the table of docs/model-families.md with the data.
+// TestDocument compares the tables of docs/model-families.md with the data.
 func TestDocument(t *testing.T) {
-	const path, begin, end = "../../../docs/model-families.md", "<!-- families: begin -->\n", "<!-- families: end -->"
+	for name, document := range map[string]string{"families": Document(), "forms": FormsDocument()} {
+		t.Run(name, func(t *testing.T) { compareTable(t, name, document) })
+	}
+}
+
+func compareTable(t *testing.T, name, document string) {
+	path, begin, end := "../../../docs/model-families.md", "<!-- "+name+": begin -->\n", "<!-- "+name+": end -->"
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -70,12 +76,12 @@ func TestDocument(t *testing.T) {
 		t.Fatalf("%s lacks the marks of the table", path)
 	}
 	if *update {
-		if err := os.WriteFile(path, []byte(before+begin+"\n"+Document()+"\n"+end+after), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(before+begin+"\n"+document+"\n"+end+after), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
-	if diff := cmp.Diff(strings.TrimSpace(Document()), strings.TrimSpace(table)); diff != "" {
+	if diff := cmp.Diff(strings.TrimSpace(document), strings.TrimSpace(table)); diff != "" {
 		t.Errorf("%s differs; go test ./internal/model/family -args -update writes it: %s", path, diff)
 	}
 }

@@ -34,6 +34,12 @@ var (
 		Gate: "router.proj", GateTensors: map[string]Form{"router.scale": Inputs, "router.per_expert_scale": Rows},
 		Projections: llamaProjections, FusedIn: "experts", Fused: gateUpDown,
 	}
+	// Layouts with the names that transformers 5 uses for families whose checkpoints are published with other names.
+	native        = []Layout{mlp}
+	nativeHash    = []Layout{{Block: "mlp", Gate: "gate", GateTensors: deepseek.GateTensors, Projections: llamaProjections, FusedIn: "experts", Fused: gateUpDown}}
+	nativeMiniMax = []Layout{withGate(mlp, "gate", "e_score_correction_bias")}
+	nativePhi     = []Layout{withGate(mlp, "router")}
+	nativeGranite = []Layout{{Block: "block_sparse_moe", Gate: "router", FusedIn: "experts", Fused: gateUpDown}}
 )
 
 // withGate returns a layout with the gate at another path of the block, and a correction bias of the gate at these paths.
@@ -71,9 +77,9 @@ var All = []Family{
 	{Type: "deepseek_v2", Layout: mlp, SGLang: SGLang{ReadsMap: oldest, Block: DeepSeekBlock, MicroBatches: oldest}, Source: transformers + "deepseek_v2"},
 	{Type: "deepseek_v3", Layout: mlp, Groups: 8, GroupsPerToken: 4, SGLang: SGLang{ReadsMap: oldest, Block: DeepSeekBlock, MicroBatches: oldest}, TensorRTLLMMap: "1.0.0", Source: transformers + "deepseek_v3"},
 	{Type: "deepseek_v32", Layout: mlp, Groups: 8, GroupsPerToken: 4, DenseFirst: 3, SGLang: SGLang{ReadsMap: newest, MicroBatches: newest}, Source: transformers + "deepseek_v32"},
-	{Type: "deepseek_v4", Layout: deepseek, SGLang: SGLang{ReadsMap: newest, MicroBatches: "0.5.15"}, Source: transformers + "deepseek_v4"},
+	{Type: "deepseek_v4", Layout: deepseek, OtherLayouts: nativeHash, SGLang: SGLang{ReadsMap: newest, MicroBatches: "0.5.15"}, Source: transformers + "deepseek_v4"},
 	{Type: "kimi_k2", Layout: mlp, SGLang: SGLang{ReadsMap: oldest, Block: DeepSeekBlock, MicroBatches: oldest}, TensorRTLLMMap: "1.0.0", Source: sglang + "kimi_k25.py"},
-	{Type: "kimi_linear", Layout: mixtral, DenseFirst: 1, Source: transformers + "kimi_linear"},
+	{Type: "kimi_linear", Layout: mixtral, OtherLayouts: native, DenseFirst: 1, Source: transformers + "kimi_linear"},
 	{Type: "glm4_moe", Layout: mlp, SGLang: SGLang{ReadsMap: oldest, Block: GLMBlock, IgnoresTiedEmbeddings: true}, Source: transformers + "glm4_moe"},
 	{Type: "glm4_moe_lite", Layout: mlp, DenseFirst: 1, SGLang: SGLang{ReadsMap: newest}, Source: transformers + "glm4_moe_lite"},
 	{Type: "glm4v_moe_text", Layout: mlp, DenseFirst: 1, Source: transformers + "glm4v_moe"},
@@ -84,9 +90,9 @@ var All = []Family{
 	{Type: "qwen3_vl_moe_text", Layout: mlp, SGLang: SGLang{ReadsMap: oldest, Block: Qwen3Block, IgnoresTiedEmbeddings: true}, Source: transformers + "qwen3_vl_moe"},
 	{Type: "qwen3_omni_moe_text", Layout: mlp, Source: transformers + "qwen3_omni_moe"},
 	{Type: "qwen3_5_moe_text", Layout: mlp, SGLang: SGLang{ReadsMap: newest}, Source: transformers + "qwen3_5_moe"},
-	{Type: "mixtral", Layout: mixtral, SGLang: SGLang{IgnoresTiedEmbeddings: true}, TensorRTLLMMap: "1.0.0", Source: transformers + "mixtral"},
-	{Type: "minimax_m2", Layout: withGate(mixtral, "gate", "e_score_correction_bias"), SGLang: SGLang{ReadsMap: newest}, Source: transformers + "minimax_m2"},
-	{Type: "phimoe", Layout: mixtral, Source: transformers + "phimoe"},
+	{Type: "mixtral", Layout: mixtral, OtherLayouts: native, SGLang: SGLang{IgnoresTiedEmbeddings: true}, TensorRTLLMMap: "1.0.0", Source: transformers + "mixtral"},
+	{Type: "minimax_m2", Layout: withGate(mixtral, "gate", "e_score_correction_bias"), OtherLayouts: nativeMiniMax, SGLang: SGLang{ReadsMap: newest}, Source: transformers + "minimax_m2"},
+	{Type: "phimoe", Layout: mixtral, OtherLayouts: nativePhi, Source: transformers + "phimoe"},
 	{Type: "olmoe", Layout: mlp, SGLang: SGLang{IgnoresTiedEmbeddings: true}, Source: transformers + "olmoe"},
 	{Type: "gpt_oss", Layout: harmony, SGLang: SGLang{ReadsMap: oldest, MapWithoutEffect: true, IgnoresTiedEmbeddings: true}, TensorRTLLMMap: "1.3.0", Source: transformers + "gpt_oss"},
 	{Type: "mimo_v2", Layout: mlp, DenseFirst: 1, SGLang: SGLang{ReadsMap: newest, MicroBatches: newest}, Source: sglang + "mimo_v2.py"},
@@ -106,10 +112,10 @@ var All = []Family{
 	},
 	{Type: "llama4_text", Layout: llama4, Source: transformers + "llama4"},
 	{Type: "lfm2_moe", Layout: withGate(forward, "gate", "expert_bias"), DenseFirst: 2, Source: transformers + "lfm2_moe"},
-	{Type: "granitemoe", Layout: granite, Source: transformers + "granitemoe"},
-	{Type: "granitemoeshared", Layout: granite, Source: transformers + "granitemoeshared"},
-	{Type: "granitemoehybrid", Layout: granite, Source: transformers + "granitemoehybrid"},
-	{Type: "step3p5", Layout: withGate(stacked, "gate", "router_bias"), DenseFirst: 3, SGLang: SGLang{ReadsMap: newest}, Source: transformers + "step3p7"},
+	{Type: "granitemoe", Layout: granite, OtherLayouts: nativeGranite, Source: transformers + "granitemoe"},
+	{Type: "granitemoeshared", Layout: granite, OtherLayouts: nativeGranite, Source: transformers + "granitemoeshared"},
+	{Type: "granitemoehybrid", Layout: granite, OtherLayouts: nativeGranite, Source: transformers + "granitemoehybrid"},
+	{Type: "step3p5", Layout: withGate(stacked, "gate", "router_bias"), OtherLayouts: native, DenseFirst: 3, SGLang: SGLang{ReadsMap: newest}, Source: transformers + "step3p7"},
 	{Type: "nemotron_h", Layout: nemotron, SGLang: SGLang{ReadsMap: newest}, Source: transformers + "nemotron_h"},
 	{Type: "gemma4_text", Layout: gemma, OptionalBlock: true, Source: transformers + "gemma4"},
 }

@@ -57,6 +57,15 @@ func deepseekConfig(more map[string]any) map[string]any {
 	return config
 }
 
+var (
+	longcat = map[string]any{"n_routed_experts": testExperts, "zero_expert_num": 4, "moe_topk": 2, "num_experts_per_tok": nil, "num_layers": testLayers, "num_hidden_layers": nil}
+	// nemotron5 is the configuration of transformers 5, without the number of layers.
+	nemotron5 = map[string]any{"n_routed_experts": testExperts, "layers_block_type": []string{"linear_attention", "moe", "moe"}, "mtp_layers_block_type": []string{"full_attention", "moe"}, "num_hidden_layers": nil}
+	local     = map[string]any{"num_local_experts": testExperts}
+)
+
+var fusedMLP = []string{"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
+
 var publishedFamilies = []published{
 	{modelType: "deepseek_v32", config: map[string]any{"n_routed_experts": testExperts, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}, groups: 4, dense: []int{0}, block: "mlp.", gate: "gate.weight", projections: threeProjections, rows: []string{"mlp.gate.e_score_correction_bias"}, others: []string{"mlp.shared_experts.up_proj.weight", "self_attn.indexer.wq_b.weight"}},
 	{
@@ -81,7 +90,8 @@ var publishedFamilies = []published{
 	{modelType: "hunyuan_v1_moe", config: map[string]any{"num_experts": testExperts, "moe_topk": []int{2, 2, 2}, "num_experts_per_tok": nil}, block: "mlp.", gate: "gate.wg.weight", projections: threeProjections, others: []string{"mlp.shared_mlp.up_proj.weight", "self_attn.query_layernorm.weight"}},
 	{modelType: "exaone_moe", config: qwenConfig(map[string]any{"mlp_layer_types": []string{"dense", "sparse", "sparse"}}), dense: []int{0}, block: "mlp.", gate: "gate.weight", projections: threeProjections, rows: []string{"mlp.e_score_correction_bias"}, others: []string{"mlp.shared_experts.up_proj.weight"}},
 	{modelType: "afmoe", config: qwenConfig(map[string]any{"num_dense_layers": 1}), dense: []int{0}, block: "mlp.", gate: "router.gate.weight", projections: threeProjections, rows: []string{"mlp.expert_bias"}, others: []string{"mlp.shared_experts.up_proj.weight", "self_attn.gate_proj.weight", "post_mlp_layernorm.weight"}},
-	{modelType: "longcat_flash", config: map[string]any{"n_routed_experts": testExperts, "zero_expert_num": 4, "moe_topk": 2, "num_experts_per_tok": nil, "num_layers": testLayers, "num_hidden_layers": nil}, zero: 4, block: "mlp.", gate: "router.classifier.weight", projections: threeProjections, rows: []string{"mlp.router.e_score_correction_bias"}, others: []string{"mlps.0.up_proj.weight", "self_attn.1.q_a_proj.weight", "input_layernorm.1.weight"}, root: []string{"model.mtp.layers.0.eh_proj.weight"}},
+	{modelType: "longcat_flash", config: longcat, zero: 4, block: "mlp.", gate: "router.classifier.weight", projections: threeProjections, rows: []string{"mlp.router.e_score_correction_bias"}, others: []string{"mlps.0.up_proj.weight", "self_attn.1.q_a_proj.weight", "input_layernorm.1.weight"}, root: []string{"model.mtp.layers.0.eh_proj.weight"}},
+	{modelType: "longcat_flash", config: longcat, zero: 4, block: "mlp.", gate: "router.classifier.weight", projections: threeProjections, rows: []string{"mlp.router.e_score_correction_bias"}, others: []string{"mlp.experts.12.up_proj.weight", "mlp.experts.15.up_proj.weight"}},
 	{modelType: "llama4_text", wrappers: []string{"text_config"}, config: map[string]any{"num_local_experts": testExperts, "interleave_moe_layer_step": 2, "no_rope_layers": []int{1, 1, 0}}, dense: []int{0, 2}, prefix: "language_model.model.layers.%d.", block: "feed_forward.", gate: "router.weight", fused: []string{"feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"}, others: []string{"feed_forward.shared_expert.up_proj.weight"}, root: []string{"vision_model.model.layers.0.mlp.fc1.weight", "multi_modal_projector.linear_1.weight"}},
 	{modelType: "llama4_text", config: map[string]any{"num_local_experts": testExperts, "moe_layers": []int{0, 2}}, dense: []int{1}, block: "feed_forward.", gate: "router.weight", projections: threeProjections},
 	{modelType: "phimoe", config: map[string]any{"num_local_experts": testExperts}, block: "block_sparse_moe.", gate: "gate.weight", projections: []string{"w1", "w2", "w3"}, others: []string{"self_attn.o_proj.bias", "input_layernorm.bias"}},
@@ -92,6 +102,32 @@ var publishedFamilies = []published{
 	{modelType: "nemotron_h", config: map[string]any{"n_routed_experts": testExperts, "hybrid_override_pattern": "MEE"}, prefix: "backbone.layers.%d.", dense: []int{0}, block: "mixer.", gate: "gate.weight", projections: []string{"up_proj", "down_proj"}, rows: []string{"mixer.gate.e_score_correction_bias"}, others: []string{"mixer.shared_experts.up_proj.weight", "mixer.fc1_latent_proj.weight", "norm.weight"}, root: []string{"backbone.embeddings.weight", "backbone.norm_f.weight"}},
 	{modelType: "gemma4_text", wrappers: []string{"text_config"}, config: map[string]any{"num_experts": testExperts, "top_k_experts": 2, "num_experts_per_tok": nil, "enable_moe_block": true}, prefix: "model.language_model.layers.%d.", gate: "router.proj.weight", fused: []string{"experts.gate_up_proj", "experts.down_proj"}, rows: []string{"router.per_expert_scale"}, others: []string{"router.scale", "mlp.gate_proj.weight", "layer_scalar", "post_feedforward_layernorm_1.weight"}, root: []string{"model.embed_vision.embedding_projection.weight"}},
 	{modelType: "lfm2_moe", config: qwenConfig(map[string]any{"num_dense_layers": 1}), dense: []int{0}, block: "feed_forward.", gate: "gate.weight", projections: []string{"w1", "w2", "w3"}, rows: []string{"feed_forward.expert_bias"}, others: []string{"conv.in_proj.weight", "operator_norm.weight", "ffn_norm.weight"}, root: []string{"model.embedding_norm.weight"}},
+	// Older families.
+	{modelType: "deepseek_v2", config: deepseekConfig(nil), dense: []int{0}, block: "mlp.", gate: "gate.weight", projections: threeProjections, others: []string{"mlp.shared_experts.up_proj.weight"}},
+	{modelType: "deepseek_v3", config: deepseekConfig(map[string]any{"n_group": 4, "topk_group": 2}), groups: 4, dense: []int{0}, block: "mlp.", gate: "gate.weight", projections: threeProjections, rows: []string{"mlp.gate.e_score_correction_bias"}},
+	{modelType: "kimi_k2", wrappers: []string{"text_config"}, config: deepseekConfig(nil), prefix: "language_model.model.layers.%d.", dense: []int{0}, block: "mlp.", gate: "gate.weight", projections: threeProjections, rows: []string{"mlp.gate.e_score_correction_bias"}},
+	{modelType: "glm4_moe", config: deepseekConfig(nil), dense: []int{0}, block: "mlp.", gate: "gate.weight", projections: threeProjections, rows: []string{"mlp.gate.e_score_correction_bias"}},
+	{modelType: "qwen2_moe", config: qwenConfig(nil), block: "mlp.", gate: "gate.weight", projections: threeProjections, others: []string{"mlp.shared_expert.up_proj.weight", "mlp.shared_expert_gate.weight"}},
+	{modelType: "qwen3_moe", config: qwenConfig(nil), block: "mlp.", gate: "gate.weight", projections: threeProjections},
+	{modelType: "qwen3_moe", config: local, block: "mlp.", gate: "gate.weight", fused: fusedMLP},
+	{modelType: "qwen3_next", config: qwenConfig(nil), block: "mlp.", gate: "gate.weight", projections: threeProjections, others: []string{"linear_attn.A_log"}},
+	{modelType: "qwen3_vl_moe_text", wrappers: []string{"text_config"}, config: qwenConfig(nil), prefix: "model.language_model.layers.%d.", block: "mlp.", gate: "gate.weight", fused: fusedMLP},
+	{modelType: "mixtral", config: local, block: "block_sparse_moe.", gate: "gate.weight", projections: []string{"w1", "w2", "w3"}},
+	{modelType: "olmoe", config: qwenConfig(nil), block: "mlp.", gate: "gate.weight", projections: threeProjections},
+	{modelType: "gpt_oss", config: local, block: "mlp.", gate: "router.weight", fused: fusedMLP, rows: []string{"mlp.router.bias", "mlp.experts.gate_up_proj_bias", "mlp.experts.down_proj_bias"}},
+	// The names of transformers 5 (save_original_format=False).
+	{modelType: "nemotron_h", config: nemotron5, prefix: "backbone.layers.%d.", dense: []int{0}, block: "mixer.", gate: "gate.weight", projections: []string{"up_proj", "down_proj"}},
+	{modelType: "nemotron_h", config: nemotron5, dense: []int{0}, block: "mixer.", gate: "gate.weight", fused: []string{"mixer.experts.up_proj", "mixer.experts.down_proj"}, rows: []string{"mixer.gate.e_score_correction_bias"}, root: []string{"model.embeddings.weight", "model.norm_f.weight"}},
+	{modelType: "mixtral", config: local, block: "mlp.", gate: "gate.weight", fused: fusedMLP},
+	{modelType: "minimax_m2", config: local, block: "mlp.", gate: "gate.weight", fused: fusedMLP, rows: []string{"mlp.e_score_correction_bias"}},
+	{modelType: "phimoe", config: local, block: "mlp.", gate: "router.weight", fused: fusedMLP},
+	{modelType: "granitemoe", config: local, block: "block_sparse_moe.", gate: "router.weight", fused: []string{"block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"}},
+	{modelType: "kimi_linear", config: qwenConfig(map[string]any{"mlp_layer_types": []string{"dense", "sparse", "sparse"}}), dense: []int{0}, block: "mlp.", gate: "gate.weight", fused: fusedMLP, rows: []string{"mlp.gate.e_score_correction_bias"}, others: []string{"self_attn.forget_gate.A_log"}},
+	{modelType: "step3p5", wrappers: []string{"text_config"}, config: deepseekConfig(map[string]any{"mlp_layer_types": []string{"dense", "sparse", "sparse"}}), prefix: "model.language_model.layers.%d.", dense: []int{0}, block: "mlp.", gate: "gate.weight", fused: fusedMLP, rows: []string{"mlp.gate.e_score_correction_bias"}, others: []string{"mlp.shared_experts.up_proj.weight"}},
+	{
+		modelType: "deepseek_v4", config: map[string]any{"n_routed_experts": testExperts, "mlp_layer_types": []string{"hash_moe", "hash_moe", "moe"}}, block: "mlp.", gate: "gate.weight", fused: fusedMLP,
+		rows: []string{"mlp.gate.e_score_correction_bias"}, numbers: "mlp.gate.tid2eid", others: []string{"attn_hc.fn", "ffn_hc.scale"}, root: []string{"model.hc_head.hc_fn"},
+	},
 }
 
 // quantizedForms are the forms in which checkpoints are published, with the tensors of a projection in each.
@@ -107,11 +143,20 @@ var quantizedForms = map[string]map[string]checkpoint.DType{
 	"msModelSlim":        {"weight": "I8", "weight_scale": "F32", "weight_offset": "F32"},
 }
 
-// fusedForms are the quantized forms of tensors with all experts.
-var fusedForms = map[string][]string{
-	"plain":      {""},
-	"FP8 blocks": {"", "_scale_inv"},
-	"MXFP4":      {"_blocks", "_scales"},
+// fusedForms are the quantized forms of tensors with all experts of a layer: the type and the further dimensions of each.
+var fusedForms = map[string]map[string]fusedTensor{
+	"plain":             {"": {"BF16", []int64{3, testHidden}}},
+	"FP8 blocks":        {"": {"F8_E4M3", []int64{3, testHidden}}, "_scale_inv": {"F32", []int64{2, 2}}},
+	"MXFP4":             {"_blocks": {"U8", []int64{6, 2, 16}}, "_scales": {"U8", []int64{6, 2}}},
+	"packed int4":       {".weight_packed": {"I32", []int64{3, 1}}, ".weight_scale": {"BF16", []int64{3, 1}}, ".weight_shape": {"I64", []int64{2}}},
+	"packed NVFP4":      {".weight_packed": {"U8", []int64{3, 4}}, ".weight_scale": {"F8_E4M3", []int64{3, 1}}, ".weight_global_scale": {"F32", nil}, ".input_global_scale": {"F32", nil}},
+	"NVFP4 of ModelOpt": {"": {"U8", []int64{3, 4}}, "_weight_scale": {"F8_E4M3", []int64{3, 1}}, "_weight_scale_2": {"F32", nil}, "_input_scale": {"F32", nil}},
+}
+
+// fusedTensor is the type and the dimensions after that of the experts.
+type fusedTensor struct {
+	dtype checkpoint.DType
+	shape []int64
 }
 
 // generate returns a checkpoint of the family in a quantized form.
@@ -135,7 +180,7 @@ func (p published) generate(seed uint64, form string) *model {
 		m.add(prefix+"input_layernorm.weight", "BF16", testHidden)
 		for _, name := range p.others {
 			if block := p.block == "" || strings.HasPrefix(name, p.block); !block || !slices.Contains(p.dense, l) {
-				m.add(prefix+name, "BF16", testExperts, 2)
+				m.add(prefix+name, "BF16", sizeOf(name), 2)
 			}
 		}
 		if slices.Contains(p.dense, l) {
@@ -155,20 +200,26 @@ func (p published) generate(seed uint64, form string) *model {
 		}
 		m.experts(prefix+p.block, quantizedForms[form], p.projections...)
 		for _, name := range p.fused {
-			base, dotted := strings.CutSuffix(name, ".weight")
-			for _, suffix := range fusedForms[form] {
-				switch {
-				case dotted && suffix == "_scale_inv":
-					m.add(prefix+name+suffix, "F32", testExperts, 2, 2)
-				case dotted:
-					m.add(prefix+name, "BF16", testExperts, 3, testHidden)
-				default:
-					m.add(prefix+base+suffix, "BF16", testExperts, 3, testHidden)
+			// Granite and Step name the plain tensor of a fused module weight.
+			base, isModule := strings.CutSuffix(name, ".weight")
+			for suffix, x := range fusedForms[form] {
+				if isModule && !strings.HasPrefix(suffix, ".weight") {
+					suffix = ".weight" + suffix
 				}
+				m.add(prefix+base+suffix, x.dtype, append([]int64{testExperts}, x.shape...)...)
 			}
 		}
 	}
 	return m
+}
+
+// sizeOf returns the first dimension of a tensor that does not depend on the experts. It equals the number of experts, as
+// it may by chance, except in a gate.
+func sizeOf(name string) int64 {
+	if name == "router.scale" {
+		return testHidden
+	}
+	return testExperts
 }
 
 // denseFFN returns the name of a tensor of a layer without experts.
@@ -200,7 +251,7 @@ func (p published) moved(m *model, prefix, name string, newToOld []int) tensor {
 	if rest, ok := strings.CutPrefix(name, p.block+"experts."); ok && len(p.projections) > 0 {
 		number, tail, _ := strings.Cut(rest, ".")
 		var expert int
-		if _, err := fmt.Sscan(number, &expert); err == nil {
+		if _, err := fmt.Sscan(number, &expert); err == nil && expert < testExperts {
 			return m.tensors[fmt.Sprintf("%s%sexperts.%d.%s", prefix, p.block, newToOld[expert], tail)]
 		}
 	}
@@ -241,7 +292,7 @@ func TestPublishedFamilies(t *testing.T) {
 		if len(p.projections) == 0 {
 			forms = slices.Sorted(maps.Keys(fusedForms))
 			if strings.HasSuffix(p.fused[0], ".weight") {
-				forms = []string{"FP8 blocks", "plain"}
+				forms = slices.DeleteFunc(forms, func(form string) bool { return form == "MXFP4" || form == "NVFP4 of ModelOpt" })
 			}
 		}
 		for j, form := range forms {
@@ -254,14 +305,36 @@ func TestPublishedFamilies(t *testing.T) {
 			})
 		}
 	}
-	for name := range generators {
-		kind, _, _ := strings.Cut(name, " ")
-		seen[strings.TrimSuffix(kind, ",")] = true
-	}
 	for _, known := range family.Types() {
-		if !seen[known] && !seen[strings.TrimSuffix(known, "_text")] {
+		if !seen[known] {
 			t.Errorf("no generated checkpoint of %s", known)
 		}
+	}
+}
+
+// TestForms compares the forms of the tests with the documented ones.
+func TestForms(t *testing.T) {
+	separate, fused := 0, 0
+	for _, form := range family.Forms {
+		if form.Separate != nil {
+			separate++
+		}
+		if form.Fused != nil {
+			fused++
+		}
+		for _, suffix := range form.Separate {
+			if _, ok := quantizedForms[form.Name][strings.TrimPrefix(suffix, ".")]; !ok || len(form.Separate) != len(quantizedForms[form.Name]) {
+				t.Errorf("%s: the tests have %v", form.Name, quantizedForms[form.Name])
+			}
+		}
+		for _, suffix := range form.Fused {
+			if _, ok := fusedForms[form.Name][suffix]; !ok || len(form.Fused) != len(fusedForms[form.Name]) {
+				t.Errorf("%s, fused: the tests have %v", form.Name, fusedForms[form.Name])
+			}
+		}
+	}
+	if separate != len(quantizedForms) || fused != len(fusedForms) {
+		t.Errorf("%d and %d forms are documented, %d and %d tested", separate, fused, len(quantizedForms), len(fusedForms))
 	}
 }
 

@@ -390,7 +390,7 @@ func checkStoredProfile(t *testing.T, p *semmoev1.AffinityProfile) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if manifest.ModelDigest != p.Status.Model.Digest || len(manifest.Files) != 3 {
+	if manifest.ModelDigest != p.Status.Model.Digest || len(manifest.Files) != 4 { // trace, counts, tokenizer, token embeddings
 		t.Errorf("manifest %+v", manifest)
 	}
 	reader, err := store.Get(t.Context(), scope, manifest.Files[profile.TraceFile])

@@ -37,6 +37,9 @@ var identity = regexp.MustCompile(`(?:^|[._])(?:ids?|idx|index|indices|number|or
 // isOfExpert reports whether a tensor belongs only to the expert with the number before the name. Another number in the
 // name could be that of another expert.
 func isOfExpert(f *family.Family, name string) bool {
+	if len(f.Projections) == 0 {
+		return false // the layout has no separate experts
+	}
 	module, rest, _ := strings.Cut(name, ".")
 	for _, projection := range f.Projections {
 		if suffix, ok := strings.CutPrefix(module, projection); ok && tensorSuffix.MatchString(suffix) {

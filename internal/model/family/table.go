@@ -34,11 +34,13 @@ var (
 		Gate: "router.proj", GateTensors: map[string]Form{"router.scale": Inputs, "router.per_expert_scale": Rows},
 		Projections: llamaProjections, FusedIn: "experts", Fused: gateUpDown,
 	}
-	// Layouts with the names that transformers 5 uses for families whose checkpoints are published with other names.
-	native        = []Layout{mlp}
-	nativeHash    = []Layout{{Block: "mlp", Gate: "gate", GateTensors: deepseek.GateTensors, Projections: llamaProjections, FusedIn: "experts", Fused: gateUpDown}}
-	nativeMiniMax = []Layout{withGate(mlp, "gate", "e_score_correction_bias")}
-	nativePhi     = []Layout{withGate(mlp, "router")}
+	// Layouts with the names that transformers 5 uses for families whose checkpoints are published with other names. It
+	// fuses the experts of a layer: a checkpoint with separate experts under these names is of another family.
+	fusedMLP      = Layout{Block: "mlp", Gate: "gate", FusedIn: "experts", Fused: gateUpDown}
+	native        = []Layout{fusedMLP}
+	nativeHash    = []Layout{{Block: "mlp", Gate: "gate", GateTensors: deepseek.GateTensors, FusedIn: "experts", Fused: gateUpDown}}
+	nativeMiniMax = []Layout{withGate(fusedMLP, "gate", "e_score_correction_bias")}
+	nativePhi     = []Layout{withGate(fusedMLP, "router")}
 	nativeGranite = []Layout{{Block: "block_sparse_moe", Gate: "router", FusedIn: "experts", Fused: gateUpDown}}
 )
 

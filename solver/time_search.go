@@ -210,8 +210,8 @@ func (p *FrontPoint) Microseconds() float64 {
 	return sum
 }
 
-// modelledTimes are the scores of one candidate on a sample of the test requests: means over batch sizes, and the time at each
-// size.
+// modelledTimes are the scores of one candidate on a sample of the test requests: means over batch sizes, and the time
+// at each size.
 type modelledTimes struct {
 	lar, imbalance, mean float64
 	at                   []float64
@@ -453,8 +453,8 @@ func sampledLayers(all int) []int {
 	return layers
 }
 
-// scoresPartOfLayers reports whether candidates are solved and scored for a sample of the layers only. With attention TP
-// the layers of a placement are independent, but pins and the placement in service name all of them.
+// scoresPartOfLayers reports whether candidates are solved and scored for a sample of the layers only. With attention
+// TP the layers of a placement are independent, but pins and the placement in service name all of them.
 func (s *search) scoresPartOfLayers() bool {
 	return s.options.Attention == placement.TensorParallel && len(s.trace.Model.Layers) > maxSampledLayers &&
 		s.options.Current == nil && len(s.options.Constraints.Pins) == 0

@@ -23,7 +23,8 @@ var environment = flag.String("vllm", "", "directory of the virtual environment 
 // families are two of those that vLLM's CPU build runs: with a correction bias, and with all experts in one tensor.
 var families = []string{"ernie4_5_moe", "granitemoe"}
 
-// maxDifference is the maximum difference of log-probabilities. Sums in another order change float32 values by about 1e-6.
+// maxDifference is the maximum difference of log-probabilities. Sums in another order change float32 values by about
+// 1e-6.
 const maxDifference, minFault = 1e-4, 1e-2
 
 // TestPermuted checks that vLLM answers alike from a checkpoint and from its permutation, and differently from a

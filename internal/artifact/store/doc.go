@@ -31,6 +31,6 @@
 //
 // All permissions are limited to the namespace of the pod. A request router can read all plans of its namespace,
 // because it outlives the revisions that it serves. An engine pod that follows tables can, because later plans have new
-// tables for its placement. Users who are allowed to create pods in a namespace can set these
-// labels. The namespace is the security boundary, as for Secrets.
+// tables for its placement. Users who are allowed to create pods in a namespace can set these labels. The namespace is
+// the security boundary, as for Secrets.
 package store

@@ -116,8 +116,8 @@ func open(dir, layoutAs string, keepHeaders bool) (*Checkpoint, error) {
 	return c, nil
 }
 
-// selectLayout selects the first layout of the family that describes a gate of the checkpoint, with the known prefixes of
-// layers, or else with the only other prefix of such gates.
+// selectLayout selects the first layout of the family that describes a gate of the checkpoint, with the known prefixes
+// of layers, or else with the only other prefix of such gates.
 func (c *Checkpoint) selectLayout() {
 	first := c.Config.family()
 	layouts := append([]family.Layout{first.Layout}, first.OtherLayouts...)
@@ -146,8 +146,8 @@ func (c *Checkpoint) hasGate() bool {
 	return false
 }
 
-// gatePrefix returns the prefix of the numbered layers whose names contain the path of a gate. It is empty unless there is
-// exactly one such prefix, other than those of encoders and other models.
+// gatePrefix returns the prefix of the numbered layers whose names contain the path of a gate. It is empty unless there
+// is exactly one such prefix, other than those of encoders and other models.
 func (c *Checkpoint) gatePrefix() string {
 	f, found := c.Config.family(), ""
 	gate := regexp.MustCompile(`^((?:[A-Za-z_]\w*\.)+)\d+\.` + regexp.QuoteMeta(strings.TrimPrefix(f.Block+"."+f.Gate, ".")) + `\.`)

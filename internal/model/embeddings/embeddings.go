@@ -7,11 +7,12 @@
 // large common component, so that all of them are similar without it.
 //
 // Invariants:
-//   - The tensor is read once, in blocks of rows, after a sample of its rows. Memory is bounded by the result as float32
-//     (4 × Dimensions bytes for each token ID), one block, the sample and the basis (10 KB for each number of a row).
+//   - The tensor is read once, in blocks of rows, after a sample of its rows. Memory is bounded by the result as
+//     float32 (4 × Dimensions bytes for each token ID), one block, the sample and the basis (10 KB for each number of a
+//     row).
 //   - The sample and the seed are fixed, so the same checkpoint always gives the same vectors.
-//   - A tensor that cannot be read as token embeddings is an error of checkpoint.Invalidf. No caller fails because of it:
-//     vectors only improve a plan.
+//   - A tensor that cannot be read as token embeddings is an error of checkpoint.Invalidf. No caller fails because of
+//     it: vectors only improve a plan.
 package embeddings
 
 import (
@@ -43,7 +44,8 @@ const (
 // names lists the modules that contain token embeddings.
 var names = []string{"embed_tokens", "word_embeddings", "embeddings", "embed"}
 
-// readable lists the element types of embeddings that can be read. Values of other types have scales in further tensors.
+// readable lists the element types of embeddings that can be read. Values of other types have scales in further
+// tensors.
 var readable = []checkpoint.DType{checkpoint.BF16, checkpoint.F16, checkpoint.F32}
 
 // Extract returns the vectors of the token IDs of a checkpoint. layoutAs is the known model type whose layout the

@@ -67,7 +67,8 @@ func newProjection(rows []float32, width int) *projection {
 	return p
 }
 
-// orthonormalize applies the modified Gram-Schmidt process to the outputs. Outputs that depend on earlier ones become 0.
+// orthonormalize applies the modified Gram-Schmidt process to the outputs. Outputs that depend on earlier ones become
+// 0.
 func (p *projection) orthonormalize() {
 	outputs := make([][]float64, p.to)
 	for k := range outputs {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package npy reads and writes matrices of floating-point numbers in NumPy's .npy files. A file consists of a magic number, a
-// header with a Python dictionary literal, and the values in row-major or, if the header says so, column-major order.
+// Package npy reads and writes matrices of floating-point numbers in NumPy's .npy files. A file consists of a magic
+// number, a header with a Python dictionary literal, and the values in row-major or, if the header says so,
+// column-major order.
 //
 // Invariant: allocations are bounded by the size of the file, regardless of its header.
 package npy

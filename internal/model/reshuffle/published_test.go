@@ -143,7 +143,8 @@ var quantizedForms = map[string]map[string]checkpoint.DType{
 	"msModelSlim":        {"weight": "I8", "weight_scale": "F32", "weight_offset": "F32"},
 }
 
-// fusedForms are the quantized forms of tensors with all experts of a layer: the type and the further dimensions of each.
+// fusedForms are the quantized forms of tensors with all experts of a layer: the type and the further dimensions of
+// each.
 var fusedForms = map[string]map[string]fusedTensor{
 	"plain":             {"": {"BF16", []int64{3, testHidden}}},
 	"FP8 blocks":        {"": {"F8_E4M3", []int64{3, testHidden}}, "_scale_inv": {"F32", []int64{2, 2}}},
@@ -213,8 +214,8 @@ func (p published) generate(seed uint64, form string) *model {
 	return m
 }
 
-// sizeOf returns the first dimension of a tensor that does not depend on the experts. It equals the number of experts, as
-// it may by chance, except in a gate.
+// sizeOf returns the first dimension of a tensor that does not depend on the experts. It equals the number of experts,
+// as it may by chance, except in a gate.
 func sizeOf(name string) int64 {
 	if name == "router.scale" {
 		return testHidden

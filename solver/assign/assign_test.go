@@ -363,3 +363,48 @@ func BenchmarkAssignBatch(b *testing.B) {
 		solver.Assign(scores, capacity)
 	}
 }
+
+// TestSparseScores checks that NonZero changes no result, with ties in scores and prices.
+func TestSparseScores(t *testing.T) {
+	random := rand.New(rand.NewPCG(11, 1))
+	for _, bins := range []int{1, 5, 64, 65, 130} {
+		w := assign.Weighted{Limits: make([]float64, bins)}
+		const items = 400
+		for item := range items {
+			w.Sizes = append(w.Sizes, float32(item%4))
+			row := make([]float32, bins)
+			for range random.IntN(12) * (1 + item%20/19*bins) { // one item in 20 has a score in most bins
+				row[random.IntN(bins)] += float32(1 + random.IntN(2))
+			}
+			w.Scores = append(w.Scores, row...)
+		}
+		equal, tied := make(assign.Prices, bins), make(assign.Prices, bins)
+		for bin := range w.Limits {
+			w.Limits[bin] = 3 * items * float64(bin+1) / float64(bins*(bins+1)) // they sum to the sizes
+			tied[bin] = float64(random.IntN(4)-1) / 4
+		}
+		sparse := w
+		sparse.NonZero = make([]uint64, items*assign.BinWords(bins))
+		for i, score := range w.Scores {
+			if item, bin := i/bins, i%bins; score != 0 {
+				sparse.NonZero[item*assign.BinWords(bins)+bin/64] |= 1 << (bin % 64)
+			}
+		}
+		for _, start := range []assign.Prices{nil, tied} {
+			prices, value := w.PriceExact(30, start)
+			others, sameValue := sparse.PriceExact(30, start)
+			if value != sameValue || !slices.Equal(prices, others) {
+				t.Fatalf("%d bins: value %v with prices %v, and with NonZero %v with prices %v", bins, value, prices, sameValue, others)
+			}
+			for _, at := range []assign.Prices{equal, tied, prices} {
+				want, _ := w.Take(at)
+				if got, _ := sparse.Take(at); !slices.Equal(got, want) {
+					t.Fatalf("%d bins at prices %v: Take returns %v, and with NonZero %v", bins, at, want, got)
+				}
+				if want, got := w.Assign(at, 0.1), sparse.Assign(at, 0.1); !slices.Equal(got, want) {
+					t.Fatalf("%d bins at prices %v: Assign returns %v, and with NonZero %v", bins, at, want, got)
+				}
+			}
+		}
+	}
+}

@@ -2,7 +2,11 @@
 
 package assign
 
-import "math"
+import (
+	"iter"
+	"math"
+	"math/bits"
+)
 
 // Prices are the dual variables of the load limits: the price of one unit of load in each bin.
 type Prices []float64
@@ -13,27 +17,38 @@ type Weighted struct {
 	Scores []float32
 	Sizes  []float32
 	Limits []float64
+	// NonZero, if not nil, has a bit for each bin of each item [item × words of BinWords(bins)] that is set if the
+	// score is not zero. With many bins most scores are zero, and NonZero makes Take and Price faster. It does not
+	// change their results.
+	NonZero []uint64
+}
+
+// BinWords returns the number of words with a bit for each bin.
+func BinWords(bins int) int { return (bins + 63) / 64 }
+
+// nonZero iterates over the bins of an item whose scores are not zero.
+func (w *Weighted) nonZero(item int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		words := BinWords(len(w.Limits))
+		for i, word := range w.NonZero[item*words : (item+1)*words] {
+			for ; word != 0; word &= word - 1 {
+				if !yield(i*64 + bits.TrailingZeros64(word)) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // Take returns each item's best bin at the prices, and the resulting loads.
 func (w *Weighted) Take(prices Prices) (bins []int, loads []float64) {
 	bins, loads = make([]int, len(w.Sizes)), make([]float64, len(w.Limits))
+	at := w.at(prices)
 	for item, size := range w.Sizes {
-		bins[item], _ = w.best(item, prices)
+		bins[item], _ = at.best(item, 0)
 		loads[bins[item]] += float64(size)
 	}
 	return bins, loads
-}
-
-func (w *Weighted) best(item int, prices Prices) (bin int, value float64) {
-	n := len(w.Limits)
-	value = math.Inf(-1)
-	for b, score := range w.Scores[item*n : (item+1)*n] {
-		if v := float64(score) - float64(w.Sizes[item])*prices[b]; v > value {
-			bin, value = b, v
-		}
-	}
-	return bin, value
 }
 
 // Price minimizes the value of the Lagrangian relaxation, Σ_i max_b (score_ib − size_i·price_b) + Σ_b price_b·limit_b
@@ -127,7 +142,34 @@ func (w *Weighted) priceScale() float64 {
 	if size == 0 {
 		return 0
 	}
-	return 0.25 * meanSpread(w.Scores, len(w.Limits)) * float64(len(w.Sizes)) / size
+	return 0.25 * w.meanSpread() * float64(len(w.Sizes)) / size
+}
+
+// meanSpread returns the mean difference between an item's best score and its mean score.
+func (w *Weighted) meanSpread() float64 {
+	bins, total := len(w.Limits), 0.0
+	for item := range w.Sizes {
+		scores := w.Scores[item*bins : (item+1)*bins]
+		best, sum := scores[0], float32(0)
+		if w.NonZero == nil {
+			for _, score := range scores {
+				best = max(best, score)
+				sum += score
+			}
+		} else {
+			counted := 0
+			for bin := range w.nonZero(item) {
+				best = max(best, scores[bin])
+				sum += scores[bin]
+				counted++
+			}
+			if counted < bins {
+				best = max(best, 0)
+			}
+		}
+		total += float64(best) - float64(sum)/float64(bins)
+	}
+	return total / float64(len(w.Sizes))
 }
 
 // Assign returns an assignment whose loads exceed the limits by at most the tolerance (a fraction of the limit), as far

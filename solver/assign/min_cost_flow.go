@@ -91,20 +91,6 @@ func (s *Solver) adjustPrices(capacity []int) {
 	copy(s.prices, s.descent.best)
 }
 
-// meanSpread returns the mean distance between an item's best score and its mean score, which is the scale of prices.
-func meanSpread(scores []float32, bins int) float64 {
-	total := 0.0
-	for begin := 0; begin < len(scores); begin += bins {
-		best, sum := scores[begin], float32(0)
-		for _, score := range scores[begin : begin+bins] {
-			best = max(best, score)
-			sum += score
-		}
-		total += float64(best) - float64(sum)/float64(bins)
-	}
-	return total * float64(bins) / float64(len(scores))
-}
-
 // takeBest puts every group into its best bin at the prices.
 func (s *Solver) takeBest() {
 	s.in = resized(s.in, len(s.groups.rows))

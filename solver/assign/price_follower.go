@@ -27,8 +27,9 @@ func (f *follower) takeAll(prices Prices) {
 	f.loads, f.reach = resized(f.loads, bins), resized(f.reach, bins)
 	clear(f.loads)
 	f.local, f.lowest = 0, 0
+	at := f.w.at(prices)
 	for item, size := range f.w.Sizes {
-		bin, lead := f.w.lead(item, prices)
+		bin, lead := at.best(item, 0)
 		f.settle(item, bin, lead, prices)
 		f.loads[bin] += float64(size)
 		f.local += float64(f.w.Scores[item*len(f.loads)+bin])
@@ -45,13 +46,13 @@ func (f *follower) follow(prices Prices, change []float64) {
 	for bin, price := range prices {
 		f.reach[bin] = price - f.lowest
 	}
-	bins := f.bins
+	bins, at := f.bins, f.w.at(prices)
 	for item, until := range f.until[:len(bins)] {
 		from := int(bins[item])
 		if until > f.reach[from] {
 			continue
 		}
-		to, lead := f.w.lead(item, prices)
+		to, lead := at.best(item, from)
 		f.settle(item, to, lead, prices)
 		if to != from {
 			f.move(item, from, to)
@@ -83,23 +84,4 @@ func (f *follower) value(prices Prices) float64 {
 		value += price * (f.w.Limits[bin] - f.loads[bin])
 	}
 	return value
-}
-
-// lead returns an item's best bin at the prices, and its margin over the second best.
-func (w *Weighted) lead(item int, prices Prices) (bin int, lead float64) {
-	n, size := len(prices), float64(w.Sizes[item])
-	scores := w.Scores[item*n : item*n+n]
-	best, second := float64(scores[0])-size*prices[0], math.Inf(-1)
-	for b := 1; b < len(scores); b++ {
-		v := float64(scores[b]) - size*prices[b]
-		if v <= second {
-			continue
-		}
-		if v > best {
-			bin, best, second = b, v, best
-		} else {
-			second = v
-		}
-	}
-	return bin, best - second
 }

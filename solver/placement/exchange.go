@@ -141,17 +141,38 @@ func choose(net []float32) choice {
 	lowest := float32(math.Inf(-1))
 	c := choice{[3]int32{-1, -1, -1}, [3]float32{lowest, lowest, lowest}}
 	for rank, v := range net {
-		if v <= c.value[2] {
-			continue
+		if v > c.value[2] {
+			c.insert(int32(rank), v)
 		}
-		at := 2
-		for at > 0 && v > c.value[at-1] {
-			c.rank[at], c.value[at] = c.rank[at-1], c.value[at-1]
-			at--
-		}
-		c.rank[at], c.value[at] = int32(rank), v
 	}
 	return c
+}
+
+// insert adds a rank whose value is above the third one.
+func (c *choice) insert(rank int32, v float32) {
+	at := 2
+	for at > 0 && v > c.value[at-1] {
+		c.rank[at], c.value[at] = c.rank[at-1], c.value[at-1]
+		at--
+	}
+	c.rank[at], c.value[at] = rank, v
+}
+
+// update corrects the choice after the values of two ranks have changed.
+func (c *choice) update(net []float32, p, q int) {
+	if c.contains(int32(p)) || c.contains(int32(q)) {
+		*c = choose(net)
+		return
+	}
+	for _, rank := range [2]int{p, q} {
+		if net[rank] > c.value[2] {
+			c.insert(int32(rank), net[rank])
+		}
+	}
+}
+
+func (c *choice) contains(rank int32) bool {
+	return c.rank[0] == rank || c.rank[1] == rank || c.rank[2] == rank
 }
 
 // valueExcept returns the value of the best rank other than two given ranks.
@@ -204,7 +225,7 @@ func (x *exchange) swap(e, f int) {
 		net := x.net[int(token)*ranks : int(token+1)*ranks]
 		net[p] += x.deltas[i]
 		net[q] -= x.deltas[i]
-		x.best[token] = choose(net)
+		x.best[token].update(net, p, q)
 	}
 	x.rankOf[e], x.rankOf[f] = q, p
 }
@@ -243,9 +264,24 @@ func (x *exchange) promising(weight []float32) []pair {
 			}
 		}
 	}
+	pairs = highestGains(pairs, 2*exchangeTries*n) // each pair is listed at most twice
 	slices.SortFunc(pairs, func(a, b pair) int {
 		return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Compare(a.e, b.e), cmp.Compare(a.f, b.f))
 	})
 	pairs = slices.CompactFunc(pairs, func(a, b pair) bool { return a.e == b.e && a.f == b.f })
 	return pairs[:min(len(pairs), exchangeTries*n)]
+}
+
+// highestGains keeps at least the given number of pairs, those of the highest gains, because sorting all is slow.
+func highestGains(pairs []pair, count int) []pair {
+	if len(pairs) <= count {
+		return pairs
+	}
+	gains := make([]float32, len(pairs))
+	for i := range pairs {
+		gains[i] = pairs[i].gain
+	}
+	slices.Sort(gains)
+	least := gains[len(gains)-count]
+	return slices.DeleteFunc(pairs, func(p pair) bool { return p.gain < least })
 }

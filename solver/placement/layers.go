@@ -28,6 +28,8 @@ const (
 	// with more occurrences is divided. tolerance is the excess of a rank's tokens over an equal share that is allowed.
 	partsPerRank = 8
 	tolerance    = 0.02
+	// sparseRanks is the number of ranks from which most token IDs activate experts of few ranks only.
+	sparseRanks = 24
 )
 
 // solveLayers solves attention tensor parallelism, in which layers are independent.
@@ -119,6 +121,9 @@ func newLayerSearchOf(p *Problem, c *affinity.Counts, tokens int, stop limit) *l
 	s.activations = max(total*float64(c.TopK), 1)
 	s.balance.Sizes = s.sizes
 	s.balance.Scores = make([]float32, len(s.tokens)*s.ranks)
+	if s.ranks >= sparseRanks {
+		s.balance.NonZero = make([]uint64, len(s.tokens)*assign.BinWords(s.ranks))
+	}
 	s.balance.Limits = p.Constraints.tokenLimits(total, s.ranks)
 	s.named = slices.Min(s.balance.Limits) < slices.Max(s.balance.Limits)
 	return s
@@ -298,6 +303,7 @@ func (s *layerSearch) scoreCopies(copies extras) {
 		for j, expert := range experts {
 			for _, rank := range copies[expert] {
 				row[rank] += counts[j]
+				s.mark(i, rank)
 			}
 		}
 	}
@@ -310,12 +316,21 @@ func (s *layerSearch) score(rankOf []int) {
 	}
 	s.scored = append(s.scored[:0], rankOf...)
 	clear(s.balance.Scores)
+	clear(s.balance.NonZero)
 	for i := range s.tokens {
 		row := s.balance.Scores[i*s.ranks : (i+1)*s.ranks]
 		experts, counts := s.rows.row(i)
 		for j, expert := range experts {
 			row[rankOf[expert]] += counts[j]
+			s.mark(i, rankOf[expert])
 		}
+	}
+}
+
+// mark notes that the score of a token ID on a rank is not zero.
+func (s *layerSearch) mark(token, rank int) {
+	if marks := s.balance.NonZero; marks != nil {
+		marks[token*assign.BinWords(s.ranks)+rank/64] |= 1 << (rank % 64)
 	}
 }
 

@@ -56,6 +56,7 @@ type AffinityProfileList struct {
 // +kubebuilder:validation:XValidation:rule="(self.target == 'Live') == has(self.live)",message="target Live needs live, and other targets do not allow it",fieldPath=".live"
 // +kubebuilder:validation:XValidation:rule="!has(self.parallelism.podsPerReplica)",message="podsPerReplica is not allowed: a profiling Job has one pod, and the experts that a token activates do not depend on it",fieldPath=".parallelism.podsPerReplica"
 // +kubebuilder:validation:XValidation:rule="!has(self.backend) || self.backend != 'Transformers' || self.target == 'Dedicated'",message="backend Transformers needs target Dedicated: the profiling Job computes the requests",fieldPath=".target"
+// +kubebuilder:validation:XValidation:rule="!has(self.backend) || self.backend != 'Transformers' || !has(self.dataset) || !has(self.dataset.ownText)",message="dataset.ownText needs backend Engine: Transformers generates no text",fieldPath=".backend"
 // +kubebuilder:validation:XValidation:rule="!has(self.backendImage) || (has(self.backend) && self.backend == 'Transformers')",message="backendImage needs backend Transformers",fieldPath=".backendImage"
 type AffinityProfileSpec struct {
 	// model is the checkpoint to profile.

@@ -6,10 +6,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// DatasetSpec identifies a data set: a JSONL file with one request per line. A request is {"prompt": "..."},
-// {"messages": [...]} or {"conversations": [...]} (the format of ShareGPT), each with an optional member "domain".
+// DatasetSpec identifies a data set: a JSONL file with one request per line, or text that the model writes itself. A
+// request is {"prompt": "..."}, {"messages": [...]} or {"conversations": [...]} (the format of ShareGPT), each with an
+// optional member "domain".
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.configMap) ? 1 : 0) + (has(self.persistentVolumeClaim) ? 1 : 0) + (has(self.path) ? 1 : 0) == 1",message="name the data set in exactly one of configMap, persistentVolumeClaim and path"
+// +kubebuilder:validation:XValidation:rule="(has(self.configMap) ? 1 : 0) + (has(self.persistentVolumeClaim) ? 1 : 0) + (has(self.path) ? 1 : 0) + (has(self.ownText) ? 1 : 0) == 1",message="name the data set in exactly one of configMap, persistentVolumeClaim, path and ownText"
 // +kubebuilder:validation:XValidation:rule="!has(self.path) || (self.path.startsWith('/models/') && !self.path.contains('/../') && !self.path.endsWith('/..'))",message="path must be a file below /models, without '..': spec.model.volume is mounted there",fieldPath=".path"
 type DatasetSpec struct {
 	// configMap contains the data set in one of its keys.
@@ -25,7 +26,15 @@ type DatasetSpec struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	Path string `json:"path,omitempty"`
+
+	// ownText is {} for no data set: the model writes the text that is profiled. Each request continues a random token
+	// at temperature 1, up to requestTokens tokens. A plan from it is a start: live samples replace it after drift.
+	// +optional
+	OwnText *OwnText `json:"ownText,omitempty"`
 }
+
+// OwnText is a data set that the model writes itself.
+type OwnText struct{}
 
 // DatasetConfigMap identifies a key of a ConfigMap.
 type DatasetConfigMap struct {
@@ -156,6 +165,8 @@ type SamplingSpec struct {
 //
 // +kubebuilder:validation:XValidation:rule="(has(self.dataset) ? 1 : 0) + (has(self.profileRef) ? 1 : 0) == 1",message="set either dataset or profileRef"
 // +kubebuilder:validation:XValidation:rule="!has(self.refresh) || self.refresh != 'Job' || has(self.dataset)",message="refresh Job needs dataset: set it, or use Live",fieldPath=".refresh"
+// +kubebuilder:validation:XValidation:rule="!has(self.refresh) || self.refresh != 'Job' || !has(self.dataset) || !has(self.dataset.ownText)",message="refresh Job needs a data set that can change: ownText is always the same, use Live",fieldPath=".refresh"
+// +kubebuilder:validation:XValidation:rule="!has(self.backend) || self.backend != 'Transformers' || !has(self.dataset) || !has(self.dataset.ownText)",message="dataset.ownText needs backend Engine: Transformers generates no text",fieldPath=".backend"
 // +kubebuilder:validation:XValidation:rule="!has(self.backend) || self.backend != 'Transformers' || self.target == 'Dedicated'",message="backend Transformers needs target Dedicated: the profiling Job computes the requests",fieldPath=".target"
 // +kubebuilder:validation:XValidation:rule="!has(self.backendImage) || (has(self.backend) && self.backend == 'Transformers')",message="backendImage needs backend Transformers",fieldPath=".backendImage"
 // +kubebuilder:validation:XValidation:rule="!has(self.backend) || self.backend != 'Transformers' || has(self.dataset)",message="backend Transformers needs dataset",fieldPath=".backend"

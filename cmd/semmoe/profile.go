@@ -55,7 +55,7 @@ type profileOptions struct {
 	traceTokens, concurrency                   int
 	seed                                       uint64
 	wait, timeout                              time.Duration
-	dedicated                                  bool
+	dedicated, ownText                         bool
 	scope                                      string
 	modelDigest, datasetDigest                 string
 	progressAddress, messageFile               string
@@ -66,7 +66,7 @@ type profileOptions struct {
 func newProfileCommand() *cobra.Command {
 	var o profileOptions
 	command := &cobra.Command{
-		Use:   "profile (--endpoint URL | --backend Transformers) --model-path DIR --dataset FILE (--out TRACE | --store-scope NAMESPACE/ID)",
+		Use:   "profile (--endpoint URL | --backend Transformers) --model-path DIR (--dataset FILE | --own-text) (--out TRACE | --store-scope NAMESPACE/ID)",
 		Short: "Record the experts that the tokens of a data set activate",
 		Long: `Send the requests of a data set to a running engine, or to the request router in front of it, and write the routing
 trace: which experts each token activated. The engine must have been started with --enable-return-routed-experts.
@@ -75,7 +75,8 @@ With --backend Transformers no engine is needed: a Python program loads the chec
 transformers (5.0 or later) and records the experts of the prompts, one layer after the other, on a GPU or on CPUs.
 
 The data set is JSONL: {"prompt": "..."}, {"messages": [{"role", "content"}, ...]} or ShareGPT's {"conversations":
-[{"from", "value"}, ...]}, each with an optional "domain".
+[{"from", "value"}, ...]}, each with an optional "domain". Without a data set, --own-text records text that the model
+writes itself.
 
 Exit codes: 3 the model, the data set or a flag is invalid; 4 the engine failed; 5 the artifact store is full;
 1 any other error, which a retry may fix.`,
@@ -103,7 +104,8 @@ Exit codes: 3 the model, the data set or a flag is invalid; 4 the engine failed;
 	flags.StringVar(&o.model, "model-path", "", "directory of the checkpoint that the engine serves (required)")
 	flags.StringVar(&o.layoutAs, "layout-as", "", layoutAsHelp)
 	flags.StringVar(&o.modelDigest, "model-digest", "", "required digest of the checkpoint (default: any)")
-	flags.StringVar(&o.dataset, "dataset", "", "JSONL file with the requests (required)")
+	flags.StringVar(&o.dataset, "dataset", "", "JSONL file with the requests (required without --own-text)")
+	flags.BoolVar(&o.ownText, "own-text", false, "text that the model writes itself, in place of a data set: each request continues a random token at temperature 1 up to --request-tokens tokens")
 	flags.StringVar(&o.datasetDigest, "dataset-digest", "", "required sha256 of the data set (default: any)")
 	flags.StringVar(&o.out, "out", "", "trace file to write, .safetensors or .safetensors.zst")
 	flags.StringVar(&o.scope, "store-scope", "", "namespace/id of the profile in the artifact store, in a pod with access to the store; an existing profile ends the run without requests")
@@ -148,10 +150,13 @@ func (o *profileOptions) validate(given func(flag string) bool) error {
 	if err := o.validateBackend(given); err != nil {
 		return err
 	}
-	for _, flag := range []struct{ name, value string }{{"endpoint", o.endpoint}, {"model-path", o.model}, {"dataset", o.dataset}} {
+	for _, flag := range []struct{ name, value string }{{"endpoint", o.endpoint}, {"model-path", o.model}} {
 		if flag.value == "" && (flag.name != "endpoint" || o.backend == backendEngine) {
 			return checkpoint.Invalidf("--%s is missing", flag.name)
 		}
+	}
+	if (o.dataset == "") != o.ownText {
+		return checkpoint.Invalidf("exactly one of --dataset and --own-text is required")
 	}
 	if err := checkDigests(given, map[string]string{"model-digest": o.modelDigest, "dataset-digest": o.datasetDigest}); err != nil {
 		return checkpoint.Invalidf("%v", err)
@@ -184,7 +189,12 @@ func (o *profileOptions) validate(given func(flag string) bool) error {
 // validateBackend refuses an unknown backend, and flags that the backend does not use.
 func (o *profileOptions) validateBackend(given func(flag string) bool) error {
 	unused := []string{"python", "recorder-arg"}
+	if o.ownText {
+		unused = append(unused, "new-tokens", "dataset-digest")
+	}
 	switch {
+	case o.backend == backendTransformers && o.ownText:
+		return checkpoint.Invalidf("--own-text needs --backend %s: the other backend generates no text", backendEngine)
 	case o.backend == backendTransformers && o.endpoint == "":
 		unused = []string{"engine", "dedicated", "new-tokens", "concurrency"}
 	case o.backend == backendTransformers:
@@ -194,7 +204,7 @@ func (o *profileOptions) validateBackend(given func(flag string) bool) error {
 	}
 	for _, flag := range unused {
 		if given(flag) {
-			return checkpoint.Invalidf("--%s has no effect with --backend %s and --endpoint %q: remove it", flag, o.backend, o.endpoint)
+			return checkpoint.Invalidf("--%s has no effect with --backend %s, --endpoint %q and --own-text=%t: remove it", flag, o.backend, o.endpoint, o.ownText)
 		}
 	}
 	return nil
@@ -272,7 +282,7 @@ func readInputs(o profileOptions) (profile.Options, inspection.DatasetReport, er
 	if err != nil {
 		return fail(err)
 	}
-	items, dataset, err := profile.LoadDataset(o.dataset, o.requests, o.seed)
+	items, dataset, err := readItems(o, report.Vocab)
 	if err != nil {
 		return fail(err)
 	}
@@ -284,6 +294,19 @@ func readInputs(o profileOptions) (profile.Options, inspection.DatasetReport, er
 		Items: items, Seed: o.seed, Tokens: o.tokens, TraceTokens: o.traceTokens, RequestTokens: o.requestTokens, NewTokens: o.newTokens,
 		Concurrency: o.concurrency, Wait: o.wait,
 	}, dataset, nil
+}
+
+// readItems returns the requests of the data set, or those for the model's own text.
+func readItems(o profileOptions, vocabulary int) ([]profile.Item, inspection.DatasetReport, error) {
+	if !o.ownText {
+		return profile.LoadDataset(o.dataset, o.requests, o.seed)
+	}
+	words, err := readTokenizer(o.model)
+	if err != nil {
+		return nil, inspection.DatasetReport{}, err
+	}
+	items, dataset := profile.OwnText(o.requests, words, vocabulary, o.seed)
+	return items, dataset, nil
 }
 
 func profileToFile(out string, record func() (*profile.Profile, error)) (profile.Summary, error) {

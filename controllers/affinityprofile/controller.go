@@ -157,6 +157,9 @@ func (r *Reconciler) observe(ctx context.Context, profile *semmoev1.AffinityProf
 	}
 	jobs = slices.DeleteFunc(jobs, func(job *batchv1.Job) bool { return !metav1.IsControlledBy(job, profile) })
 	o.Inspection = inspection.Observe(inputsOf(profile).Hash(), jobs, pods)
+	if ownText(profile) && o.Inspection.Report != nil {
+		o.Inspection.Dataset = ptr.To(recording.OwnTextReport(int(profile.Spec.Requests)))
+	}
 	report, dataset := o.Inspection.Report, o.Inspection.Dataset
 	if report == nil || dataset == nil || o.Invalid != nil {
 		return o, pods, nil
@@ -289,9 +292,16 @@ func (r *Reconciler) list(ctx context.Context, namespace string, with client.Mat
 	return jobs, pods, nil
 }
 
+// ownText reports whether the model writes the text of the profile, so that no data set is inspected.
+func ownText(profile *semmoev1.AffinityProfile) bool {
+	return profile.Spec.Dataset != nil && profile.Spec.Dataset.OwnText != nil
+}
+
 func inputsOf(profile *semmoev1.AffinityProfile) inspection.Inputs {
 	inputs := inspection.InputsOf(profile.Spec.Model, profile.Spec.Template)
-	inputs.Dataset = profile.Spec.Dataset
+	if !ownText(profile) {
+		inputs.Dataset = profile.Spec.Dataset
+	}
 	return inputs
 }
 

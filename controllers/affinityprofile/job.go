@@ -156,14 +156,17 @@ func recorder(profile *semmoev1.AffinityProfile, to target, timeout time.Duratio
 		"profile",
 		"--model-path=" + profile.Spec.Model.Path,
 		"--model-digest=" + to.ModelDigest,
-		"--dataset=" + dataset.Path,
-		"--dataset-digest=" + to.DatasetDigest,
 		"--requests=" + strconv.Itoa(sampling.Requests),
 		"--tokens=" + strconv.Itoa(sampling.Tokens),
 		"--request-tokens=" + strconv.Itoa(sampling.RequestTokens),
 		"--store-scope=" + profile.Namespace + "/" + to.ID,
 		fmt.Sprintf("--progress-address=$(%s):%d", podIPVariable, progressPort(profile)),
 		"--timeout=" + timeout.String(),
+	}
+	if ownText(profile) {
+		args = append(args, "--own-text")
+	} else {
+		args = append(args, "--dataset="+dataset.Path, "--dataset-digest="+to.DatasetDigest)
 	}
 	if layout := profile.Spec.Model.LayoutAs; layout != "" {
 		args = append(args, "--layout-as="+layout)

@@ -142,6 +142,24 @@ func TestRenderServing(t *testing.T) {
 	}
 }
 
+// A profile of the model's own text mounts no data set, and its inspection reads none.
+func TestRenderOwnText(t *testing.T) {
+	p := newProfile(func(p *semmoev1.AffinityProfile) {
+		p.Spec.Dataset = &semmoev1.DatasetSpec{OwnText: &semmoev1.OwnText{}}
+	})
+	spec := job(p, 1).Spec.Template.Spec
+	args := strings.Join(spec.Containers[0].Args, " ")
+	if !strings.Contains(args, "--own-text") || strings.Contains(args, "--dataset") {
+		t.Errorf("args %s", args)
+	}
+	if slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == semmoev1.DatasetVolume }) {
+		t.Error("the pod has a volume for a data set")
+	}
+	if inputs := inputsOf(p); inputs.Dataset != nil {
+		t.Errorf("the inspection has the data set %+v", inputs.Dataset)
+	}
+}
+
 // The labels of Kueue are passed to the Job, whose pods have none: Kueue admits the Job.
 func TestQueueOfJob(t *testing.T) {
 	queue := map[string]string{semmoev1.LabelQueue: "gpus", semmoev1.LabelQueuePriority: "low"}

@@ -264,10 +264,10 @@ type RoutedExperts struct {
 type Generation struct {
 	// TokenizePath is the route that accepts {"prompt"} or {"messages"} and returns {"tokens"}.
 	TokenizePath string
-	// Path is the route that accepts Body. Body returns the request body for a prompt that is continued greedily by a
-	// number of tokens.
+	// Path is the route that accepts Body. Body returns the request body for a prompt that is continued by a number of
+	// tokens. Temperature 0 selects the most probable tokens.
 	Path string
-	Body func(prompt []int32, newTokens int) map[string]any
+	Body func(prompt []int32, newTokens int, temperature float64) map[string]any
 	// Answer reads the generated tokens, and the text for RoutedExperts.Decode, from the response's JSON. The text is
 	// empty if the response does not contain it.
 	Answer func(response []byte) (generated []int32, routedExperts string, err error)

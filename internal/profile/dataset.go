@@ -36,9 +36,11 @@ type Message struct {
 type Item struct {
 	// Line is the 1-based line in the file. Requests of one line are one document.
 	Line int
-	// Either Prompt or Messages is set.
+	// Either Prompt or Messages is set, or Own: the model then continues the token Start.
 	Prompt   string
 	Messages []Message
+	Own      bool
+	Start    int32
 	// Domain is the kind of text. It may be empty.
 	Domain string
 }

@@ -53,7 +53,7 @@ type Options struct {
 	// TraceTokens is the maximum number of tokens in the routing trace.
 	TraceTokens int
 	// RequestTokens is the maximum number of tokens of a prompt; longer prompts are truncated. NewTokens is the number
-	// of tokens that each request generates (at least 1).
+	// of tokens that each request generates (at least 1). An item of the model's own text has RequestTokens in total.
 	RequestTokens, NewTokens int
 	// Concurrency is the number of concurrent requests.
 	Concurrency int
@@ -210,14 +210,14 @@ func sendAll(ctx context.Context, c *client, o Options, consume func(*recorded) 
 		switch {
 		case errors.As(end.err, &refusal) && refusal.Message == noExperts && tokens > 0 && !o.Dedicated:
 			// The earlier responses may be from another model or engine. Another attempt uses only one of the two.
-			return 0, fmt.Errorf("line %d of the data set: %w, but earlier responses do: another model or engine serves now", o.Items[end.item].Line, end.err)
+			return 0, fmt.Errorf("%s: %w, but earlier responses do: another model or engine serves now", o.Items[end.item].name(), end.err)
 		case errors.As(end.err, &refusal):
 			refused++
 			if tokens == 0 && (refused >= refusals || refused == len(o.Items)) {
-				return 0, &EngineError{fmt.Sprintf("line %d of the data set, and all lines before it: %v", o.Items[end.item].Line, end.err)}
+				return 0, &EngineError{fmt.Sprintf("%s, and all before it: %v", o.Items[end.item].name(), end.err)}
 			}
 		case end.err != nil:
-			return 0, fmt.Errorf("line %d of the data set: %w", o.Items[end.item].Line, end.err)
+			return 0, fmt.Errorf("%s: %w", o.Items[end.item].name(), end.err)
 		default:
 			end.result.item = end.item
 			tokens = consume(end.result)
@@ -266,14 +266,7 @@ func (c *client) sendOne(ctx context.Context, item Item, o Options) (*recorded, 
 }
 
 func (c *client) try(ctx context.Context, item Item, o Options) (*recorded, error) {
-	ids, err := c.tokenize(ctx, item)
-	if err != nil {
-		return nil, err
-	}
-	if len(ids) == 0 {
-		return nil, &RefusedError{http.StatusOK, "the text contains no tokens"}
-	}
-	tokens, experts, err := c.record(ctx, ids[:min(len(ids), o.RequestTokens)], o.NewTokens)
+	tokens, experts, err := c.recordItem(ctx, item, o)
 	if err != nil {
 		return nil, err
 	}
@@ -282,6 +275,20 @@ func (c *client) try(ctx context.Context, item Item, o Options) (*recorded, erro
 	}
 	kept, err := moeOnly(experts, o.Report)
 	return &recorded{tokens: tokens, experts: kept}, err
+}
+
+func (c *client) recordItem(ctx context.Context, item Item, o Options) (tokens, experts []int32, err error) {
+	if item.Own {
+		return c.record(ctx, []int32{item.Start}, max(1, o.RequestTokens-1), 1)
+	}
+	ids, err := c.tokenize(ctx, item)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(ids) == 0 {
+		return nil, nil, &RefusedError{http.StatusOK, "the text contains no tokens"}
+	}
+	return c.record(ctx, ids[:min(len(ids), o.RequestTokens)], o.NewTokens, 0)
 }
 
 func checkTokens(tokens []int32, report checkpoint.Report) error {

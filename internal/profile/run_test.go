@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -171,6 +172,67 @@ func TestRecordsConversations(t *testing.T) {
 	run, err := Run(t.Context(), o)
 	if err != nil || run.Trace.Requests() != 1 || len(run.Trace.Tokens) < 2 {
 		t.Errorf("%v: %+v", err, run)
+	}
+}
+
+// TestOwnText records text that the model writes itself. The recorded experts are those of the same tokens as a prompt.
+func TestOwnText(t *testing.T) {
+	endpoint := startEngine(t, true)
+	words, err := os.ReadFile(model + "/tokenizer.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := options(t, endpoint, nil)
+	items, report := OwnText(12, words, o.Report.Vocab, 1)
+	if again, same := OwnText(12, words, o.Report.Vocab, 1); !cmp.Equal(items, again) || report != same || report != OwnTextReport(12) {
+		t.Errorf("the same seed gives other requests: %v and %v, reports %v and %v", items, again, report, same)
+	}
+	o.Items, o.RequestTokens = items, 40
+	run, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if run.Summary.Requests != 12 || run.Summary.Refused != 0 || run.Summary.Tokens > 12*40 || run.Summary.Tokens < 12*10 || run.Summary.DistinctTokens < 60 {
+		t.Errorf("summary %+v", run.Summary)
+	}
+	c := &client{base: endpoint, http: http.DefaultClient, adapter: o.Adapter, layers: o.Report.Layers, top: o.Report.ExpertsPerToken}
+	width, differing := len(o.Report.MoELayers)*o.Report.ExpertsPerToken, 0
+	for r := range run.Trace.Requests() {
+		begin, end := run.Trace.Offsets[r], run.Trace.Offsets[r+1]
+		tokens := run.Trace.Tokens[begin:end]
+		if item := items[run.Trace.Documents[r]-1]; tokens[0] != item.Start {
+			t.Errorf("request %d starts with token %d, want %d", r, tokens[0], item.Start)
+		}
+		same, experts, err := c.record(t.Context(), tokens, 1, 0)
+		if err != nil || !slices.Equal(same, tokens) {
+			t.Fatalf("tokens %v as a prompt: %v, %v", tokens, same, err)
+		}
+		want, err := moeOnly(experts, o.Report)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for at := range tokens {
+			if row := at * width; !slices.Equal(run.Trace.Experts[int(begin)*width+row:][:width], want[row:][:width]) {
+				differing++ // a different order of additions can exchange two experts of nearly equal weight
+			}
+		}
+	}
+	if differing > run.Summary.Tokens/50 {
+		t.Errorf("%d of %d tokens have other experts as a prompt", differing, run.Summary.Tokens)
+	}
+}
+
+// TestOwnTextWithoutTokenizer checks that all tokens of the model can be the first one if its tokenizer is unknown.
+func TestOwnTextWithoutTokenizer(t *testing.T) {
+	for _, words := range []string{"", "{", `{"added_tokens": [{"id": 0}, {"id": 1}, {"id": 2}], "model": {"vocab": {"a": 0, "b": 1, "c": 2}}}`} {
+		items, _ := OwnText(200, []byte(words), 3, 7)
+		seen := map[int32]bool{}
+		for _, item := range items {
+			seen[item.Start] = true
+		}
+		if len(seen) != 3 || !seen[0] || !seen[2] {
+			t.Errorf("tokenizer %q: first tokens %v", words, seen)
+		}
 	}
 }
 

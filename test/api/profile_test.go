@@ -97,6 +97,8 @@ func TestTransformersBackend(t *testing.T) {
 			refusedWith(t, api.Create(t.Context(), object(t, text)), tc.want)
 		})
 	}
+	ownText := strings.NewReplacer("NAME", "own-text-by-torch", "{configMap: {name: d}}", "{ownText: {}}").Replace(minimalProfile)
+	refusedWith(t, api.Create(t.Context(), object(t, ownText+"  backend: Transformers\n")), []string{"dataset.ownText needs backend Engine"})
 	for name, tc := range map[string]struct {
 		profiling string
 		want      []string
@@ -104,6 +106,7 @@ func TestTransformersBackend(t *testing.T) {
 		"by-transformers":      {"{dataset: {configMap: {name: d}}, target: Dedicated, backend: Transformers, backendImage: 'torch:1'}", nil},
 		"by-the-engine":        {"{dataset: {configMap: {name: d}}, backend: Transformers}", []string{"backend Transformers needs target Dedicated"}},
 		"without-data":         {"{profileRef: {name: p}, target: Dedicated, backend: Transformers}", []string{"backend Transformers needs dataset"}},
+		"own-text-by-torch":    {"{dataset: {ownText: {}}, target: Dedicated, backend: Transformers}", []string{"dataset.ownText needs backend Engine"}},
 		"image-of-the-default": {"{dataset: {configMap: {name: d}}, backendImage: 'torch:1'}", []string{"backendImage needs backend Transformers"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -83,6 +83,32 @@ func readFile(path string) ([]byte, error) {
 	return text, nil
 }
 
+// RegularTokens returns the ids of the vocabulary of a tokenizer.json that are below a limit, ascending, without the
+// added tokens: these control the engine, or stand for images. It returns nil if the text cannot be read.
+func RegularTokens(text []byte, limit int) []int32 {
+	var f struct {
+		AddedTokens []fileAddedToken `json:"added_tokens"`
+		Model       struct {
+			Vocab fileVocabulary `json:"vocab"`
+		} `json:"model"`
+	}
+	if json.Unmarshal(text, &f) != nil {
+		return nil
+	}
+	added := map[int32]bool{}
+	for _, token := range f.AddedTokens {
+		added[token.ID] = true
+	}
+	var regular []int32
+	for _, id := range f.Model.Vocab {
+		if id >= 0 && int(id) < limit && !added[id] {
+			regular = append(regular, id)
+		}
+	}
+	slices.Sort(regular)
+	return slices.Compact(regular)
+}
+
 // Parse parses a tokenizer.json. An unsupported construct returns an error that names it.
 func Parse(text []byte) (*Tokenizer, error) {
 	var f file

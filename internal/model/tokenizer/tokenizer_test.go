@@ -280,6 +280,25 @@ func TestParseRefuses(t *testing.T) {
 
 // TestAddedTokensInLongRuns checks that a text does not take quadratic time if each position could require reading the
 // rest of the text. In quadratic time, the test would take minutes.
+func TestRegularTokens(t *testing.T) {
+	for name, tc := range map[string]struct {
+		text string
+		want []int32
+	}{
+		"map":            {`{"added_tokens": [{"id": 1}, {"id": 9}], "model": {"vocab": {"c": 3, "<s>": 1, "a": 0, "z": 7}}}`, []int32{0, 3}},
+		"list of scores": {`{"added_tokens": [{"id": 0}], "model": {"vocab": [["<unk>", 0], ["a", -1.5], ["b", -2]]}}`, nil},
+		"no vocabulary":  {`{"model": {}}`, nil},
+		"damaged":        {`{"model": {"vocab": {"a": "b"}}}`, nil},
+		"empty":          {``, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := RegularTokens([]byte(tc.text), 5); !slices.Equal(got, tc.want) {
+				t.Errorf("got %v, want %v", got, tc.want)
+			}
+		})
+	}
+}
+
 func TestAddedTokensInLongRuns(t *testing.T) {
 	const length = 1 << 19
 	tok, err := small(t, []string{}, func(file map[string]any) {

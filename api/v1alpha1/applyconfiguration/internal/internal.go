@@ -198,6 +198,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: configMap
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.DatasetConfigMap
+    - name: ownText
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.OwnText
     - name: path
       type:
         scalar: string
@@ -570,6 +573,18 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: prefillThresholdTokens
       type:
         scalar: numeric
+- name: com.github.semmoe.operator.api.v1alpha1.OwnText
+  map:
+    elementType:
+      scalar: untyped
+      list:
+        elementType:
+          namedType: __untyped_atomic_
+        elementRelationship: atomic
+      map:
+        elementType:
+          namedType: __untyped_deduced_
+        elementRelationship: separable
 - name: com.github.semmoe.operator.api.v1alpha1.ParallelismSpec
   map:
     fields:

@@ -4,11 +4,16 @@
 
 package v1alpha1
 
+import (
+	apiv1alpha1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
 // DatasetSpecApplyConfiguration represents a declarative configuration of the DatasetSpec type for use
 // with apply.
 //
-// DatasetSpec identifies a data set: a JSONL file with one request per line. A request is {"prompt": "..."},
-// {"messages": [...]} or {"conversations": [...]} (the format of ShareGPT), each with an optional member "domain".
+// DatasetSpec identifies a data set: a JSONL file with one request per line, or text that the model writes itself. A
+// request is {"prompt": "..."}, {"messages": [...]} or {"conversations": [...]} (the format of ShareGPT), each with an
+// optional member "domain".
 type DatasetSpecApplyConfiguration struct {
 	// configMap contains the data set in one of its keys.
 	ConfigMap *DatasetConfigMapApplyConfiguration `json:"configMap,omitempty"`
@@ -16,6 +21,9 @@ type DatasetSpecApplyConfiguration struct {
 	PersistentVolumeClaim *DatasetClaimApplyConfiguration `json:"persistentVolumeClaim,omitempty"`
 	// path is the absolute path of a file below /models, where spec.model.volume is mounted.
 	Path *string `json:"path,omitempty"`
+	// ownText is {} for no data set: the model writes the text that is profiled. Each request continues a random token
+	// at temperature 1, up to requestTokens tokens. A plan from it is a start: live samples replace it after drift.
+	OwnText *apiv1alpha1.OwnText `json:"ownText,omitempty"`
 }
 
 // DatasetSpecApplyConfiguration constructs a declarative configuration of the DatasetSpec type for use with
@@ -45,5 +53,13 @@ func (b *DatasetSpecApplyConfiguration) WithPersistentVolumeClaim(value *Dataset
 // If called multiple times, the Path field is set to the value of the last call.
 func (b *DatasetSpecApplyConfiguration) WithPath(value string) *DatasetSpecApplyConfiguration {
 	b.Path = &value
+	return b
+}
+
+// WithOwnText sets the OwnText field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the OwnText field is set to the value of the last call.
+func (b *DatasetSpecApplyConfiguration) WithOwnText(value apiv1alpha1.OwnText) *DatasetSpecApplyConfiguration {
+	b.OwnText = &value
 	return b
 }

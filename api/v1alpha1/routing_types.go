@@ -45,6 +45,8 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(self.queue) || self.mode == 'Router' && has(self.pendingLimitPerRank)",message="queue needs mode Router and pendingLimitPerRank: requests wait in a request router while all ranks are at that limit",fieldPath=".queue"
 // +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.circuitBreaker)",message="circuitBreaker needs mode Router or EndpointPicker: with None there is no request router",fieldPath=".circuitBreaker"
 // +kubebuilder:validation:XValidation:rule="self.mode == 'Router' || !has(self.maxAttempts)",message="maxAttempts needs mode Router: in the other modes no request router sends a request",fieldPath=".maxAttempts"
+// +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.tracing)",message="tracing needs mode Router or EndpointPicker: with None there is no request router",fieldPath=".tracing"
+// +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.accessLogPercent)",message="accessLogPercent needs mode Router or EndpointPicker: with None there is no request router",fieldPath=".accessLogPercent"
 type RoutingSpec struct {
 	// mode is Router, EndpointPicker or None. Default Router. With Router clients connect to the operator's request
 	// router. With EndpointPicker a Gateway asks the request router for the rank of each request, through an
@@ -157,6 +159,52 @@ type RoutingSpec struct {
 	// served. It requires mode Router.
 	// +optional
 	Auth *RoutingAuth `json:"auth,omitempty"`
+
+	// tracing sends an OpenTelemetry span of each traced request to a collector. Default: no spans.
+	// +optional
+	Tracing *RoutingTracing `json:"tracing,omitempty"`
+
+	// accessLogPercent is the percentage of the requests that request routers log to standard output, one JSON object a
+	// line. Lines contain no prompt, no answer and no key. Default: none.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	AccessLogPercent *int32 `json:"accessLogPercent,omitempty"`
+}
+
+// RoutingTracing configures the spans of request routers. A collector that cannot be reached delays no request.
+type RoutingTracing struct {
+	// endpoint is the URL of an OpenTelemetry collector (OTLP over HTTP), such as http://collector.observability:4318.
+	// The path /v1/traces is added to a URL without a path.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=2048
+	// +kubebuilder:validation:XValidation:rule="isURL(self) && url(self).getScheme() in ['http', 'https'] && url(self).getHost() != '' && !self.contains('@')",message="endpoint must be an http or https URL with a host and without credentials, such as http://collector.observability:4318: credentials belong into headersSecretName"
+	Endpoint string `json:"endpoint"`
+
+	// samplePercent is the percentage of the requests without a traceparent header that get a span. Requests with the
+	// header keep its decision. Default 100.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100
+	SamplePercent *int32 `json:"samplePercent,omitempty"`
+
+	// headersSecretName is the name of a Secret with the key headers: the HTTP headers of the export, such as
+	// "Authorization=Bearer%20token", separated by commas. It becomes a variable of the pods; the operator does not read
+	// it. Default: no further headers.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$`
+	HeadersSecretName string `json:"headersSecretName,omitempty"`
+
+	// caSecretName is the name of a Secret with the key ca.crt: the authorities of the collector's certificate. Default:
+	// those of the system.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$`
+	CASecretName string `json:"caSecretName,omitempty"`
 }
 
 // RoutingQueue configures the queue of a request router. Requests of a higher priority are first; requests of one

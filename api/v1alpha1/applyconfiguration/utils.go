@@ -126,6 +126,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.RoutingStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingTLS"):
 		return &apiv1alpha1.RoutingTLSApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RoutingTracing"):
+		return &apiv1alpha1.RoutingTracingApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingWeights"):
 		return &apiv1alpha1.RoutingWeightsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SamplingSpec"):

@@ -225,6 +225,7 @@ func routerArgs(moed *semmoev1.MoEDeployment) []string {
 		args = append(args, "--pass-through="+strings.Join(paths, ","))
 	}
 	args = append(args, securityArgs(moed)...)
+	args = append(args, telemetryArgs(moed.Spec.Routing)...)
 	if limit := moed.Spec.Placement.TokenLoadLimitPercent; limit != nil {
 		args = append(args, "--cap="+percentText(*limit))
 	}
@@ -330,6 +331,7 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 			WithCapabilities(coreac.Capabilities().WithDrop("ALL"))).
 		WithTerminationMessagePolicy(corev1.TerminationMessageFallbackToLogsOnError).
 		WithVolumeMounts(coreac.VolumeMount().WithName("snapshot").WithMountPath("/var/lib/semmoe"))
+	setExportVariables(moed.Spec.Routing, container)
 	if desired.UsesPlans(moed) {
 		container.WithVolumeMounts(coreac.VolumeMount().WithName("tables").WithMountPath(tablesMountPath).WithReadOnly(true))
 	}

@@ -33,6 +33,8 @@ const (
 	tlsVolume      = "tls"
 	clientCAVolume = "client-ca"
 	keysVolume     = "api-keys"
+	// collectorCAVolume contains the authorities of the collector of spans.
+	collectorCAVolume = "collector-ca"
 )
 
 // routerSecrets returns the Secrets that the spec names. The operator does not read them: it has no right to.
@@ -46,6 +48,9 @@ func routerSecrets(moed *semmoev1.MoEDeployment) (secrets []routerSecret) {
 	}
 	if routing.Auth != nil {
 		secrets = append(secrets, routerSecret{keysVolume, routing.Auth.SecretName})
+	}
+	if routing.Tracing != nil && routing.Tracing.CASecretName != "" {
+		secrets = append(secrets, routerSecret{collectorCAVolume, routing.Tracing.CASecretName})
 	}
 	return secrets
 }

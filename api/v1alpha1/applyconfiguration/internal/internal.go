@@ -1187,6 +1187,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingSpec
   map:
     fields:
+    - name: accessLogPercent
+      type:
+        scalar: numeric
     - name: auth
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.RoutingAuth
@@ -1238,6 +1241,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: tls
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.RoutingTLS
+    - name: tracing
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RoutingTracing
     - name: weights
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.RoutingWeights
@@ -1273,6 +1279,21 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: secretName
       type:
         scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.RoutingTracing
+  map:
+    fields:
+    - name: caSecretName
+      type:
+        scalar: string
+    - name: endpoint
+      type:
+        scalar: string
+    - name: headersSecretName
+      type:
+        scalar: string
+    - name: samplePercent
+      type:
+        scalar: numeric
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingWeights
   map:
     fields:

@@ -72,6 +72,11 @@ type RoutingSpecApplyConfiguration struct {
 	// auth makes the request routers reject requests without a valid API key with status 401. Default: every client is
 	// served. It requires mode Router.
 	Auth *RoutingAuthApplyConfiguration `json:"auth,omitempty"`
+	// tracing sends an OpenTelemetry span of each traced request to a collector. Default: no spans.
+	Tracing *RoutingTracingApplyConfiguration `json:"tracing,omitempty"`
+	// accessLogPercent is the percentage of the requests that request routers log to standard output, one JSON object a
+	// line. Lines contain no prompt, no answer and no key. Default: none.
+	AccessLogPercent *int32 `json:"accessLogPercent,omitempty"`
 }
 
 // RoutingSpecApplyConfiguration constructs a declarative configuration of the RoutingSpec type for use with
@@ -201,5 +206,21 @@ func (b *RoutingSpecApplyConfiguration) WithTLS(value *RoutingTLSApplyConfigurat
 // If called multiple times, the Auth field is set to the value of the last call.
 func (b *RoutingSpecApplyConfiguration) WithAuth(value *RoutingAuthApplyConfiguration) *RoutingSpecApplyConfiguration {
 	b.Auth = value
+	return b
+}
+
+// WithTracing sets the Tracing field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Tracing field is set to the value of the last call.
+func (b *RoutingSpecApplyConfiguration) WithTracing(value *RoutingTracingApplyConfiguration) *RoutingSpecApplyConfiguration {
+	b.Tracing = value
+	return b
+}
+
+// WithAccessLogPercent sets the AccessLogPercent field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the AccessLogPercent field is set to the value of the last call.
+func (b *RoutingSpecApplyConfiguration) WithAccessLogPercent(value int32) *RoutingSpecApplyConfiguration {
+	b.AccessLogPercent = &value
 	return b
 }

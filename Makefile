@@ -49,6 +49,11 @@ generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md
 	go run ./internal/engine/cmd/guide --table routes --document docs/routes.md
 	cd internal/tools && go run ./chartgen --helm "$$(helm/build.sh)" --chart ../../charts/semmoe-operator --config ../../config
 
+.PHONY: site
+site: ## Build the documentation as a searchable site in dist/site, and fail on dead links (MkDocs is installed once, from the Python package index)
+	@status=0; internal/tools/site/build.sh "$(VERSION)" dist/site || status=$$?; \
+	if [ $$status = 75 ] && [ "$${CI:-}" != true ]; then echo "SKIPPED: the site needs the Python package index"; exit 0; fi; exit $$status
+
 ##@ Check
 
 # Tests read their tier from SEMMOE_TESTS: see docs/testing.md. In a tier of make, a missing program is an error.

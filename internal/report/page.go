@@ -42,9 +42,8 @@ type page struct {
 	Missing           []string
 	// Rates, Coactivation, Loads and Saved are the charts. A chart without data is nil.
 	Rates, Coactivation, Loads, Saved *chart
-	// FrontChart shows the candidate placements and CopiesChart the candidate numbers of copies. They are nil if the
-	// plan records none.
-	FrontChart, CopiesChart  *chart
+	// CopiesChart shows the candidate numbers of copies. It is nil if the plan records none.
+	CopiesChart              *chart
 	LoadHeats                []heatView
 	LoadLow, LoadTop         string
 	Pictures                 []pictureView
@@ -110,7 +109,7 @@ func (d *Data) view() (*page, error) {
 	}
 	v.change()
 	v.Figures = d.figures(v)
-	v.FrontChart, v.CopiesChart = d.frontChart(), d.copiesChart()
+	v.CopiesChart = d.copiesChart()
 	if d.Score == nil {
 		return v, nil
 	}
@@ -291,43 +290,55 @@ func (s *Score) loadChart() *chart {
 	return c
 }
 
-// choiceChart draws the modelled time of each candidate relative to the slowest one. It returns nil without candidates.
-func choiceChart(alternative, others string, places, chosen int, time func(place int) float64, label func(place int) string) *chart {
-	if places == 0 {
-		return nil
+// candidateBar is a candidate placement with the modelled time of a layer.
+type candidateBar struct {
+	Name         string
+	Chosen       bool
+	Microseconds float64
+	// Percent is the time in percent of the slowest candidate.
+	Percent float64
+}
+
+// FrontBars returns the candidate placements in the order of their times.
+func (d *Data) FrontBars() []candidateBar {
+	var bars []candidateBar
+	slowest := 0.0
+	for i := range d.Front {
+		point := &d.Front[i]
+		slowest = max(slowest, point.Microseconds())
+		bars = append(bars, candidateBar{Name: point.Name, Chosen: point.Name == d.Chosen, Microseconds: point.Microseconds()})
 	}
-	_, slowest := span(places, time)
-	at := func(isChosen bool) func(int) float64 {
-		return func(i int) float64 {
-			if (i == chosen) != isChosen || slowest == 0 {
-				return 0
-			}
-			return time(i) / slowest
+	for i := range bars {
+		if slowest > 0 {
+			bars[i].Percent = round(100 * bars[i].Microseconds / slowest)
 		}
 	}
-	c := newChart(alternative, places, 0, 1, wholePercent)
-	c.bars("bar-today", others, 0, 1, at(false))
-	c.bars("bar-plan", "this plan", 0, 1, at(true))
-	c.label(label)
-	return c
+	slices.SortStableFunc(bars, func(a, b candidateBar) int { return cmp.Compare(a.Microseconds, b.Microseconds) })
+	return bars
 }
 
-// frontChart draws the candidate placements.
-func (d *Data) frontChart() *chart {
-	return choiceChart("Bar chart of the modelled time of an MoE layer with each candidate placement; the table has the figures.", "other placements",
-		len(d.Front), slices.IndexFunc(d.Front, func(p solver.FrontPoint) bool { return p.Name == d.Chosen }),
-		func(i int) float64 { return d.Front[i].Microseconds() }, func(i int) string { return d.Front[i].Name })
-}
-
-// copiesChart draws the candidate numbers of copies. It returns nil if the number was given.
+// copiesChart draws the modelled time of each candidate number of copies relative to the slowest one. It returns nil if
+// the number was given.
 func (d *Data) copiesChart() *chart {
-	if d.Copies == nil {
+	if d.Copies == nil || len(d.Copies.Points) == 0 {
 		return nil
 	}
 	points := d.Copies.Points
-	return choiceChart("Bar chart of the modelled time of an MoE layer with each number of copies of experts per rank; the table has the figures.", "other numbers",
-		len(points), slices.IndexFunc(points, func(p solver.CopyPoint) bool { return p.RedundantSlots == d.Copies.Chosen }),
-		func(i int) float64 { return points[i].LayerUS }, func(i int) string { return strconv.Itoa(points[i].RedundantSlots) })
+	_, slowest := span(len(points), func(i int) float64 { return points[i].LayerUS })
+	bars := func(chosen bool) func(int) float64 {
+		return func(i int) float64 {
+			if (points[i].RedundantSlots == d.Copies.Chosen) != chosen || slowest == 0 {
+				return 0
+			}
+			return points[i].LayerUS / slowest
+		}
+	}
+	c := newChart("Bar chart of the modelled time of an MoE layer with each number of copies of experts per rank; the table has the figures.",
+		len(points), 0, 1, wholePercent)
+	c.bars("bar-today", "other numbers", 0, 1, bars(false))
+	c.bars("bar-plan", "this plan", 0, 1, bars(true))
+	c.label(func(i int) string { return strconv.Itoa(points[i].RedundantSlots) })
+	return c
 }
 
 // FrontSizes returns the batch sizes of the candidate placements, ascending.

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/cost/hardware"
@@ -563,5 +565,20 @@ func TestRenderIsDeterministic(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	if !bytes.Equal(first, rendered(t, built(t, in))) {
 		t.Error("two pages of the same plan differ")
+	}
+}
+
+// TestFrontBars checks that candidates are in the order of their times, relative to the slowest one.
+func TestFrontBars(t *testing.T) {
+	at := func(name string, us float64) solver.FrontPoint {
+		return solver.FrontPoint{Name: name, LayerUS: map[string]float64{"4096": us, "16384": us}}
+	}
+	d := Data{Chosen: "time", Front: []solver.FrontPoint{at("contiguous", 80), at("activation", 100), at("time", 50)}}
+	want := []candidateBar{{"time", true, 50, 50}, {"contiguous", false, 80, 80}, {"activation", false, 100, 100}}
+	if diff := cmp.Diff(want, d.FrontBars()); diff != "" {
+		t.Error(diff)
+	}
+	if bars := (&Data{}).FrontBars(); len(bars) != 0 {
+		t.Errorf("%d bars without candidates", len(bars))
 	}
 }

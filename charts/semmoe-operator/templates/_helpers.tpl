@@ -23,11 +23,9 @@ app.kubernetes.io/component: {{ . }}
 {{- .Values.image.repository }}{{ with $tag }}:{{ . }}{{ end }}{{ with .Values.image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
-{{/* The base URL of the runbooks: monitoring.runbookURL, or the runbooks of the release of the chart. */}}
+{{/* The base URL of the runbooks: monitoring.runbookURL, or the runbooks of the release. The package of a release has its tag instead of main. */}}
 {{- define "semmoe.runbookURL" -}}
-{{- $ref := printf "v%s" (.Chart.AppVersion | trimPrefix "v") }}
-{{- if eq .Chart.AppVersion "dev" }}{{ $ref = "main" }}{{ end }}
-{{- .Values.monitoring.runbookURL | default (printf "%s/blob/%s/docs/runbooks" (first .Chart.Sources) $ref) | trimSuffix "/" }}
+{{- .Values.monitoring.runbookURL | default "https://github.com/semmoe/operator/blob/main/docs/runbooks" | trimSuffix "/" }}
 {{- end }}
 
 {{/* Replaces the base URL of runbook links in a text by semmoe.runbookURL. */}}

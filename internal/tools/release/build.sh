@@ -32,19 +32,6 @@ for program in semmoe semmoe-refengine; do
   (cd internal/tools && go run ./image/cmd/mkimage --binary "$bin/linux_amd64/$program,$bin/linux_arm64/$program" \
     --name "${REGISTRY:+$REGISTRY/}$program:$tag" --version "$version" --revision "$(git rev-parse HEAD)" --out "$out/${program}_${version}_image.tar")
 done
-# The chart of a registry installs the image of the registry.
-chart=$bin/semmoe-operator
-cp -r charts/semmoe-operator "$chart"
-if [ -n "${REGISTRY:-}" ]; then
-  sed -i "s|^  repository: \"\"\$|  repository: $REGISTRY/semmoe|" "$chart/values.yaml"
-  grep -qx "  repository: $REGISTRY/semmoe" "$chart/values.yaml"
-  cat >>"$chart/Chart.yaml" <<END
-  artifacthub.io/images: |
-    - name: semmoe
-      image: $REGISTRY/semmoe:$tag
-      platforms: [linux/amd64, linux/arm64]
-END
-fi
-"$(internal/tools/helm/build.sh)" package "$chart" --version "${version#v}" --app-version "$tag" --destination "$out"
+internal/tools/release/chart.sh "$version" "$(git describe --tags --exact-match 2>/dev/null || git rev-parse HEAD)" "$out"
 (cd internal/tools && go run ./release --bin "$bin" --out "$out" --version "$version" --license ../../LICENSE)
 ls -l "$out"

@@ -180,7 +180,7 @@ test-transformers: build ## Test the profiling backend Transformers with PyTorch
 	PYTHONPATH=$$packages CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v ./test/transformers -args -python "$$environment/bin/python"
 
 .PHONY: bench
-bench: ## Measure, and print JSON (BENCH=solver, BENCH=time, BENCH=router, BENCH=reshuffle or BENCH="metis [TRACE]": that alone)
+bench: ## Measure, and print JSON (BENCH=solver, BENCH=time, BENCH=router, BENCH=reshuffle, BENCH=tensors or BENCH="metis [TRACE]": that alone)
 	@$(MAKE) -s build >&2
 	@go run ./test/bench $(BENCH)
 

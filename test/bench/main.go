@@ -9,6 +9,7 @@
 //     that are installed of sglang-router, vllm-router, nginx, haproxy and envoy; router peers [TOKENS...] is only this comparison.
 //     BENCH_PROFILES names a directory for processor profiles of the routers.
 //   - reshuffle: reshuffling a checkpoint of 8 GiB. It needs 24 GiB of disk, and runs only on request.
+//   - tensors: inspecting and reshuffling a checkpoint of 300,000 small tensors.
 //   - metis [TRACE]: our search compared with METIS. The default trace is in solver/testdata.
 //   - replan: the local activation rate that re-plans from few tokens recover after the kinds of text have changed.
 //   - hindsight: the gap between dispatch of requests and the best assignment with all arrivals known.
@@ -81,6 +82,13 @@ func run(ctx context.Context) error {
 	out.SetIndent("", "  ")
 	if len(os.Args) == 2 && os.Args[1] == "reshuffle" {
 		r, err := benchReshuffle(ctx)
+		if err != nil {
+			return err
+		}
+		return out.Encode(r)
+	}
+	if len(os.Args) == 2 && os.Args[1] == "tensors" {
+		r, err := benchTensors(ctx)
 		if err != nil {
 			return err
 		}

@@ -17,12 +17,24 @@ import (
 )
 
 const (
-	// The generated checkpoint has 8 GiB in shards, with one tensor per expert and projection.
-	reshuffleLayers, reshuffleExperts, reshuffleShards = 32, 64, 16
-	// Each of the three projections of an expert has this many BF16 elements.
-	reshuffleRows, reshuffleColumns = 1408 / 2, 1024
-	reshufflePairs                  = 3
-	reshuffleGoal, memoryGoalMiB    = 0.9, 256
+	reshufflePairs               = 3
+	reshuffleGoal, memoryGoalMiB = 0.9, 256
+)
+
+// generated describes a generated checkpoint with the names of Qwen3-MoE. Each of the three projections of an expert
+// has rows times columns BF16 elements, in a tensor for each suffix.
+type generated struct {
+	layers, experts, shards int
+	rows, columns           int
+	suffixes                []string
+}
+
+var (
+	// large has 8 GiB, with one tensor per expert and projection.
+	large = generated{layers: 32, experts: 64, shards: 16, rows: 1408 / 2, columns: 1024, suffixes: []string{"weight"}}
+	// manyTensors has 299,585 small tensors, as many as a quantised model with 65 layers of DeepSeek-V3's shape.
+	manyTensors = generated{layers: 65, experts: 256, shards: 65, rows: 16, columns: 16,
+		suffixes: []string{"weight", "weight_scale", "weight_scale_2", "input_scale", "weight_offset", "weight_zero_point"}}
 )
 
 // reshuffleResult compares `semmoe reshuffle` with copying the same files. The two alternate in one run.
@@ -38,6 +50,46 @@ type reshuffleResult struct {
 	MemoryGoal  float64 `json:"peak_goal_mib"`
 }
 
+// tensorsResult is the cost of `semmoe inspect` and `semmoe reshuffle` for a checkpoint of many small tensors.
+type tensorsResult struct {
+	Tensors          int     `json:"tensors"`
+	Inspect          float64 `json:"inspect_seconds"`
+	InspectPeakMiB   float64 `json:"inspect_peak_mib"`
+	Reshuffle        float64 `json:"reshuffle_seconds"`
+	ReshufflePeakMiB float64 `json:"reshuffle_peak_mib"`
+	MemoryGoal       float64 `json:"peak_goal_mib"`
+}
+
+// benchTensors generates a checkpoint of 300,000 tensors in a temporary directory. Peaks are the maximum of several
+// runs, because they depend on when the garbage collector runs.
+func benchTensors(ctx context.Context) (tensorsResult, error) {
+	dir, err := os.MkdirTemp("", "bench-tensors-")
+	if err != nil {
+		return tensorsResult{}, err
+	}
+	defer os.RemoveAll(dir)
+	model, permutation, out := filepath.Join(dir, "model"), filepath.Join(dir, "permutation.json"), filepath.Join(dir, "out")
+	if _, err := manyTensors.writeModel(model); err != nil {
+		return tensorsResult{}, err
+	}
+	if err := manyTensors.writePermutation(permutation); err != nil {
+		return tensorsResult{}, err
+	}
+	r := tensorsResult{Tensors: manyTensors.layers * (1 + 3*manyTensors.experts*len(manyTensors.suffixes)), MemoryGoal: memoryGoalMiB}
+	for range reshufflePairs {
+		seconds, peak, err := timed(ctx, out, "bin/semmoe", "inspect", "--model-path", model)
+		if err != nil {
+			return r, err
+		}
+		r.Inspect, r.InspectPeakMiB = max(r.Inspect, seconds), max(r.InspectPeakMiB, peak)
+		if seconds, peak, err = timed(ctx, out, "bin/semmoe", "reshuffle", "--model", model, "--permutation", permutation, "--out", out); err != nil {
+			return r, err
+		}
+		r.Reshuffle, r.ReshufflePeakMiB = max(r.Reshuffle, seconds), max(r.ReshufflePeakMiB, peak)
+	}
+	return r, nil
+}
+
 // benchReshuffle generates a checkpoint in a temporary directory. The disk must have room for three times its size.
 func benchReshuffle(ctx context.Context) (reshuffleResult, error) {
 	dir, err := os.MkdirTemp("", "bench-reshuffle-")
@@ -46,11 +98,11 @@ func benchReshuffle(ctx context.Context) (reshuffleResult, error) {
 	}
 	defer os.RemoveAll(dir)
 	model, permutation := filepath.Join(dir, "model"), filepath.Join(dir, "permutation.json")
-	size, err := writeModel(model)
+	size, err := large.writeModel(model)
 	if err != nil {
 		return reshuffleResult{}, err
 	}
-	if err := writePermutation(permutation); err != nil {
+	if err := large.writePermutation(permutation); err != nil {
 		return reshuffleResult{}, err
 	}
 	r := reshuffleResult{GiB: float64(size) / (1 << 30), Goal: reshuffleGoal, MemoryGoal: memoryGoalMiB}
@@ -102,14 +154,14 @@ type tensorEntry struct {
 }
 
 // writeModel writes a checkpoint with the shape of Qwen3-MoE and random bytes, and returns its size in bytes.
-func writeModel(dir string) (int64, error) {
+func (g generated) writeModel(dir string) (int64, error) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return 0, err
 	}
 	config := map[string]any{
-		"model_type": "qwen3_moe", "architectures": []string{"Qwen3MoeForCausalLM"}, "num_hidden_layers": reshuffleLayers, "hidden_size": reshuffleColumns,
-		"num_experts": reshuffleExperts, "num_experts_per_tok": 8, "moe_intermediate_size": reshuffleRows, "vocab_size": 1024, "torch_dtype": "bfloat16",
-		"decoder_sparse_step": 1, "mlp_only_layers": []int{}, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": reshuffleRows, "head_dim": 64,
+		"model_type": "qwen3_moe", "architectures": []string{"Qwen3MoeForCausalLM"}, "num_hidden_layers": g.layers, "hidden_size": g.columns,
+		"num_experts": g.experts, "num_experts_per_tok": 8, "moe_intermediate_size": g.rows, "vocab_size": 1024, "torch_dtype": "bfloat16",
+		"decoder_sparse_step": 1, "mlp_only_layers": []int{}, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": g.rows, "head_dim": 64,
 	}
 	text, err := json.Marshal(config)
 	if err != nil {
@@ -120,9 +172,9 @@ func writeModel(dir string) (int64, error) {
 	}
 	index := map[string]string{}
 	var total int64
-	for shard := range reshuffleShards {
-		name := fmt.Sprintf("model-%05d-of-%05d.safetensors", shard+1, reshuffleShards)
-		size, err := writeShard(filepath.Join(dir, name), shard, func(tensor string) { index[tensor] = name })
+	for shard := range g.shards {
+		name := fmt.Sprintf("model-%05d-of-%05d.safetensors", shard+1, g.shards)
+		size, err := g.writeShard(filepath.Join(dir, name), shard, func(tensor string) { index[tensor] = name })
 		if err != nil {
 			return 0, err
 		}
@@ -136,7 +188,7 @@ func writeModel(dir string) (int64, error) {
 }
 
 // writeShard writes the layers of one shard.
-func writeShard(path string, shard int, named func(tensor string)) (int64, error) {
+func (g generated) writeShard(path string, shard int, named func(tensor string)) (int64, error) {
 	header := map[string]tensorEntry{}
 	var end int64
 	add := func(name string, shape ...int) {
@@ -148,14 +200,16 @@ func writeShard(path string, shard int, named func(tensor string)) (int64, error
 		end += size
 		named(name)
 	}
-	const perShard = reshuffleLayers / reshuffleShards
+	perShard := g.layers / g.shards
 	for layer := shard * perShard; layer < (shard+1)*perShard; layer++ {
-		add(fmt.Sprintf("model.layers.%d.mlp.gate.weight", layer), reshuffleExperts, reshuffleColumns)
-		for expert := range reshuffleExperts {
+		add(fmt.Sprintf("model.layers.%d.mlp.gate.weight", layer), g.experts, g.columns)
+		for expert := range g.experts {
 			prefix := fmt.Sprintf("model.layers.%d.mlp.experts.%d.", layer, expert)
-			add(prefix+"gate_proj.weight", reshuffleRows, reshuffleColumns)
-			add(prefix+"up_proj.weight", reshuffleRows, reshuffleColumns)
-			add(prefix+"down_proj.weight", reshuffleColumns, reshuffleRows)
+			for _, suffix := range g.suffixes {
+				add(prefix+"gate_proj."+suffix, g.rows, g.columns)
+				add(prefix+"up_proj."+suffix, g.rows, g.columns)
+				add(prefix+"down_proj."+suffix, g.columns, g.rows)
+			}
 		}
 	}
 	text, err := json.Marshal(header)
@@ -186,15 +240,15 @@ func writeShard(path string, shard int, named func(tensor string)) (int64, error
 }
 
 // writePermutation writes a random order of the experts of every layer.
-func writePermutation(path string) error {
+func (g generated) writePermutation(path string) error {
 	type layer struct {
 		Layer    int   `json:"layer"`
 		NewToOld []int `json:"new_to_old"`
 	}
 	random := rand.New(rand.NewPCG(1, 2))
 	var layers []layer
-	for l := range reshuffleLayers {
-		layers = append(layers, layer{l, random.Perm(reshuffleExperts)})
+	for l := range g.layers {
+		layers = append(layers, layer{l, random.Perm(g.experts)})
 	}
 	text, err := json.Marshal(map[string]any{"layers": layers})
 	if err != nil {

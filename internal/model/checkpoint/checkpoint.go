@@ -65,7 +65,7 @@ func Open(dir string) (*Checkpoint, error) { return OpenAs(dir, "") }
 // OpenAs opens a checkpoint that is laid out as a known model type. An empty layoutAs means the model's own type. The
 // checkpoint must then pass the strict checks of CheckPermutable.
 func OpenAs(dir, layoutAs string) (*Checkpoint, error) {
-	c, err := open(dir, layoutAs, true)
+	c, err := open(dir, layoutAs)
 	if err != nil || c.noPlan == nil {
 		return c, err
 	}
@@ -76,9 +76,8 @@ func OpenAs(dir, layoutAs string) (*Checkpoint, error) {
 	return nil, Invalidf("%s: %v", dir, c.noPlan)
 }
 
-// open opens the checkpoint, also if no plan can be made for the model. Header texts take as much memory as the parsed
-// headers, so they are kept only if keepHeaders is true.
-func open(dir, layoutAs string, keepHeaders bool) (*Checkpoint, error) {
+// open opens the checkpoint, also if no plan can be made for the model.
+func open(dir, layoutAs string) (*Checkpoint, error) {
 	if layoutAs != "" && family.Lookup(layoutAs) == nil {
 		return nil, Invalidf("layout %.64q is unknown: use one of %s", layoutAs, strings.Join(family.Types(), ", "))
 	}
@@ -105,7 +104,7 @@ func open(dir, layoutAs string, keepHeaders bool) (*Checkpoint, error) {
 		return nil, err
 	}
 	c := &Checkpoint{Dir: dir, Config: config, ConfigText: configText, IndexName: indexName, shardOf: map[string]*File{}, noPlan: noPlan}
-	if err := c.openShards(keepHeaders); err != nil {
+	if err := c.openShards(); err != nil {
 		c.Close()
 		return nil, err
 	}
@@ -317,7 +316,7 @@ func (*skippedValue) UnmarshalJSON([]byte) error { return nil }
 // openShards opens the files listed in the index, or all weight files if there is no index. It compares the index with
 // the shards and computes the digest. Each part of the digest is framed with its length, so two different checkpoints
 // never have the same byte stream.
-func (c *Checkpoint) openShards(keepHeaders bool) error {
+func (c *Checkpoint) openShards() error {
 	var index []byte
 	files := map[string]bool{}
 	if c.IndexName == "" {
@@ -344,7 +343,7 @@ func (c *Checkpoint) openShards(keepHeaders bool) error {
 	frame(h, c.ConfigText)
 	frame(h, index)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if err := c.openShard(name, h, keepHeaders); err != nil {
+		if err := c.openShard(name, h); err != nil {
 			return err
 		}
 	}
@@ -355,8 +354,9 @@ func (c *Checkpoint) openShards(keepHeaders bool) error {
 	return c.compareIndex(index)
 }
 
-// openShard opens a shard and adds it to the digest.
-func (c *Checkpoint) openShard(name string, h hash.Hash, keepHeader bool) error {
+// openShard opens a shard and adds it to the digest. The text of its header is released, because it takes as much memory
+// as the parsed header.
+func (c *Checkpoint) openShard(name string, h hash.Hash) error {
 	shard, err := OpenFile(filepath.Join(c.Dir, name))
 	if err != nil {
 		return err
@@ -371,9 +371,7 @@ func (c *Checkpoint) openShard(name string, h hash.Hash, keepHeader bool) error 
 	frame(h, []byte(name))
 	frame(h, shard.HeaderText)
 	frame(h, binary.LittleEndian.AppendUint64(nil, uint64(shard.Size)))
-	if !keepHeader {
-		shard.HeaderText = nil
-	}
+	shard.HeaderText = nil
 	return nil
 }
 

@@ -69,7 +69,7 @@ func Inspect(dir string) (Report, error) { return InspectAs(dir, "") }
 
 // InspectAs inspects a checkpoint that is laid out as a known model type. An empty layoutAs means the model's own type.
 func InspectAs(dir, layoutAs string) (Report, error) {
-	c, err := open(dir, layoutAs, false)
+	c, err := open(dir, layoutAs)
 	if err != nil {
 		return Report{}, err
 	}

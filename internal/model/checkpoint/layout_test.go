@@ -125,11 +125,15 @@ func TestEncodeHeader(t *testing.T) {
 	}
 	defer c.Close()
 	for _, shard := range c.Shards {
-		text, err := EncodeHeader(&shard.Header, len(shard.HeaderText))
+		want, err := shard.ReadHeaderText()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(string(shard.HeaderText), string(text)); diff != "" {
+		text, err := EncodeHeader(&shard.Header, shard.HeaderBytes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(want), string(text)); diff != "" {
 			t.Errorf("%s: %s", shard.Path, diff)
 		}
 		framed, err := os.ReadFile(shard.Path)

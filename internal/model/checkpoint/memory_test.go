@@ -78,7 +78,7 @@ func TestInspectMemory(t *testing.T) {
 		return stats.HeapAlloc
 	}
 	before := heap()
-	c, err := open(dir, "", false)
+	c, err := Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -193,7 +193,7 @@ type File struct {
 	// Path is the path of the file. Size is its size in bytes.
 	Path string
 	Size int64
-	// HeaderText is the JSON header as stored, including padding. It is nil in a checkpoint that is only inspected.
+	// HeaderText is the JSON header as stored, including padding. It is nil in a checkpoint: see ReadHeaderText.
 	HeaderText  []byte
 	headerBytes int64
 	file        *os.File
@@ -221,6 +221,21 @@ func (f *File) Handle() *os.File { return f.file }
 
 // DataStart returns the offset of the data section in the file. The byte ranges of tensors are relative to it.
 func (f *File) DataStart() int64 { return 8 + f.headerBytes }
+
+// HeaderBytes returns the length of the JSON header as stored, including padding.
+func (f *File) HeaderBytes() int { return int(f.headerBytes) }
+
+// ReadHeaderText reads the JSON header again.
+func (f *File) ReadHeaderText() ([]byte, error) {
+	text, err := readHeaderText(f.file, f.Size)
+	if err == nil && len(text) != f.HeaderBytes() {
+		err = Invalidf("the header has changed since the file was opened")
+	}
+	if err != nil {
+		return nil, f.wrap(err)
+	}
+	return text, nil
+}
 
 // Close closes the file.
 func (f *File) Close() error { return f.file.Close() }

@@ -27,9 +27,11 @@ import (
 // shardPlan describes how a shard is copied.
 type shardPlan struct {
 	source *checkpoint.File
-	// header is the text of the new header. It is shift bytes longer than the old header.
-	header []byte
-	shift  int64
+	// header is the text of the new header. It is shift bytes longer than the old header. sameHeader reports that it is
+	// the old header.
+	header     []byte
+	sameHeader bool
+	shift      int64
 	// gathers lists the tensors in which expert values move, ordered by offset.
 	gathers []gather
 }
@@ -58,7 +60,7 @@ const smallGather = 16 << 20
 const maxShortRow = 64 << 10
 
 func planShard(source *checkpoint.File, m *mapping) (*shardPlan, error) {
-	p := &shardPlan{source: source, header: source.HeaderText}
+	p := &shardPlan{source: source}
 	renamed := &checkpoint.Header{Metadata: source.Metadata, Tensors: make(map[string]checkpoint.Tensor, len(source.Tensors))}
 	for old, tensor := range source.Tensors {
 		renamed.Tensors[m.newName(old)] = tensor
@@ -67,14 +69,16 @@ func planShard(source *checkpoint.File, m *mapping) (*shardPlan, error) {
 		}
 	}
 	slices.SortFunc(p.gathers, func(a, b gather) int { return cmp.Compare(a.begin, b.begin) })
-	if sameNames(renamed.Tensors, source.Tensors) {
-		return p, nil
+	var err error
+	if p.sameHeader = sameNames(renamed.Tensors, source.Tensors); p.sameHeader {
+		p.header, err = source.ReadHeaderText()
+		return p, err
 	}
-	header, err := checkpoint.EncodeHeader(renamed, len(source.HeaderText))
+	header, err := checkpoint.EncodeHeader(renamed, source.HeaderBytes())
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", source.Path, err)
 	}
-	if grown := len(header) - len(source.HeaderText); grown > 0 {
+	if grown := len(header) - source.HeaderBytes(); grown > 0 {
 		// Data that is shifted by whole blocks can still share the blocks of the source.
 		p.shift = int64((grown + blockBytes - 1) / blockBytes * blockBytes)
 		header = append(header, bytes.Repeat([]byte{' '}, int(p.shift)-grown)...)
@@ -137,7 +141,7 @@ func (p *shardPlan) fill(ctx context.Context, c *copier, file *os.File) error {
 			return err
 		}
 	}
-	if bytes.Equal(p.header, p.source.HeaderText) && cloned {
+	if p.sameHeader && cloned {
 		return nil
 	}
 	_, err = file.WriteAt(checkpoint.FrameHeader(p.header), 0)

@@ -1,7 +1,7 @@
 """checkpoints.py OUT [FAMILY...] : writes a small random checkpoint of each family with Hugging Face transformers, in float32.
 
 OUT/<family>/published has the tensor names of published checkpoints, OUT/<family>/native those of the modules of transformers
-(save_original_format=False). Heads have 32 dimensions, which the attention kernels of vLLM for CPUs support.
+(save_original_format=False). Heads have 32 dimensions, and latent attention 576 where it is not sparse, which the kernels of vLLM for CPUs support.
 """
 import sys
 
@@ -13,6 +13,7 @@ COMMON = {
     "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
 }
 LATENT = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 2, "head_dim": 8}
+LATENT576 = LATENT | {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "head_dim": 64}
 INDEXED = LATENT | {"index_topk": 8, "index_n_heads": 2, "index_head_dim": 16}
 LINEAR = {
     "num_hidden_layers": 4, "shared_expert_intermediate_size": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
@@ -28,8 +29,8 @@ MAMBA = {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_hea
 # The configurations of language models.
 TEXT = {
     "afmoe": EXPERTS | {"num_dense_layers": 1, "num_shared_experts": 1},
-    "deepseek_v2": GROUPED | LATENT | {"topk_method": "group_limited_greedy"},
-    "deepseek_v3": GROUPED | LATENT | {"topk_method": "noaux_tc"},
+    "deepseek_v2": GROUPED | LATENT576 | {"topk_method": "group_limited_greedy"},
+    "deepseek_v3": GROUPED | LATENT576 | {"topk_method": "noaux_tc"},
     "deepseek_v32": GROUPED | INDEXED,
     "deepseek_v4": TOP4 | INDEXED | {"n_routed_experts": 16, "num_key_value_heads": 1, "o_lora_rank": 16, "o_groups": 2, "head_dim": 32},
     "dots1": ROUTED,
@@ -38,7 +39,7 @@ TEXT = {
     "gemma4_text": {
         "num_hidden_layers": 3, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32, "hidden_size_per_layer_input": 0},
     "glm4_moe": ROUTED,
-    "glm4_moe_lite": ROUTED | LATENT,
+    "glm4_moe_lite": ROUTED | LATENT576,
     "glm_moe_dsa": ROUTED | INDEXED,
     "gpt_oss": LOCAL,
     "granitemoe": LOCAL,

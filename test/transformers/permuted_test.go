@@ -3,17 +3,15 @@
 package transformers
 
 import (
-	"encoding/json"
 	"math"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/model/family"
 	"github.com/semmoe/operator/internal/model/reshuffle"
+	"github.com/semmoe/operator/test/python"
 )
 
 // unknownToTransformers lists the families that the installed transformers cannot write.
@@ -26,13 +24,11 @@ const maxDifference, minFault = 1e-4, 1e-3
 // TestPermuted lets transformers write a checkpoint of each family, in the published and in its own tensor names, and
 // compares the logits of each checkpoint with those of its permutation.
 func TestPermuted(t *testing.T) {
-	if *python == "" {
+	if *interpreter == "" {
 		t.Skip("-args -python names no interpreter: make test-transformers")
 	}
 	dir := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), *python, "-B", "checkpoints.py", dir).CombinedOutput(); err != nil {
-		t.Fatalf("checkpoints.py: %v\n%s", err, out)
-	}
+	python.Run(t, *interpreter, "checkpoints.py", dir)
 	models, err := filepath.Glob(filepath.Join(dir, "*", "*"))
 	if err != nil {
 		t.Fatal(err)
@@ -62,36 +58,17 @@ func TestPermuted(t *testing.T) {
 			t.Errorf("no checkpoint of %s is permuted: add it to checkpoints.py", known)
 		}
 	}
-	command := exec.CommandContext(t.Context(), *python, append([]string{"-B", "logits.py"}, paths...)...)
-	var failure strings.Builder
-	command.Stderr = &failure
-	out, err := command.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
 	type output struct{ Logits, Misplaced []float64 }
-	decoder := json.NewDecoder(out)
-	for pair := range slices.Chunk(paths, 2) {
-		var plain, permuted output
-		for _, into := range []*output{&plain, &permuted} {
-			if err := decoder.Decode(into); err != nil {
-				_ = command.Wait()
-				t.Fatalf("logits.py ended at %s: %v\n%s", pair[0], err, failure.String())
-			}
-		}
-		name, _ := filepath.Rel(dir, pair[0])
+	outputs := python.Lines[output](t, *interpreter, "logits.py", paths...)
+	for i := 0; i < len(paths); i += 2 {
+		plain, permuted := outputs[i], outputs[i+1]
+		name, _ := filepath.Rel(dir, paths[i])
 		if d := difference(plain.Logits, permuted.Logits); d > maxDifference {
 			t.Errorf("%s: permuted logits differ by %g", name, d)
 		}
 		if d := difference(plain.Logits, plain.Misplaced); d < minFault {
 			t.Errorf("%s: misplaced experts change logits only by %g: the checkpoint does not test the order", name, d)
 		}
-	}
-	if err := command.Wait(); err != nil {
-		t.Error(err)
 	}
 }
 

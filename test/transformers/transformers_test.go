@@ -17,9 +17,10 @@ import (
 
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/test/programs"
+	"github.com/semmoe/operator/test/python"
 )
 
-var python = flag.String("python", "", "Python interpreter with PyTorch, transformers and accelerate; the tests are skipped without it")
+var interpreter = flag.String("python", "", "Python interpreter with PyTorch, transformers and accelerate; the tests are skipped without it")
 
 const (
 	tinyModel = "../../internal/refengine/testdata/tiny-qwen3moe"
@@ -79,7 +80,7 @@ func semmoe(t *testing.T, args ...string) (failure string, code int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := exec.CommandContext(t.Context(), program, append([]string{"profile", "--backend=Transformers", "--python=" + *python}, args...)...)
+	command := exec.CommandContext(t.Context(), program, append([]string{"profile", "--backend=Transformers", "--python=" + *interpreter}, args...)...)
 	out, err := command.CombinedOutput()
 	if err == nil {
 		return "", 0
@@ -127,7 +128,7 @@ func compare(t *testing.T, recorded *trace.Trace, request int, want [][][]int32)
 // prepare returns the golden cases, the small model with its tokenizer, and a data set with their prompts.
 func prepare(t *testing.T) (g goldenCases, model, dataset string) {
 	t.Helper()
-	if *python == "" {
+	if *interpreter == "" {
 		t.Skip("-args -python names no interpreter: make test-transformers")
 	}
 	dir := t.TempDir()
@@ -206,9 +207,7 @@ func TestFamilies(t *testing.T) {
 	dataset, ids := filepath.Join(dir, "requests.jsonl"), filepath.Join(dir, "prompts.json")
 	writeJSON(t, dataset, lines...)
 	writeJSON(t, ids, prompts)
-	if out, err := exec.CommandContext(t.Context(), *python, "-B", "families.py", dir, ids).CombinedOutput(); err != nil {
-		t.Fatalf("families.py: %v\n%s", err, out)
-	}
+	python.Run(t, *interpreter, "families.py", dir, ids)
 	families, err := filepath.Glob(filepath.Join(dir, "*", "golden.json"))
 	if err != nil || len(families) < 6 {
 		t.Fatalf("%d families, error %v", len(families), err)

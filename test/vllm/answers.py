@@ -1,7 +1,7 @@
 """answers.py DIR... : prints the greedy answer of vLLM on CPU to two prompts, for each checkpoint, as a line of JSON.
 
 A line has the tokens and their log-probabilities in float32, or the error of the release. One process serves all checkpoints, one after the
-other.
+other: run another process for a model of another type, because vLLM keeps state of the former type.
 """
 import gc
 import json

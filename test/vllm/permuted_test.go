@@ -4,18 +4,16 @@
 package vllm
 
 import (
-	"encoding/json"
 	"flag"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/model/reshuffle"
+	"github.com/semmoe/operator/test/python"
 )
 
 var environment = flag.String("vllm", "", "directory of the virtual environment with vLLM (test/vllm/install.sh); the tests are skipped without it")
@@ -33,46 +31,12 @@ func TestPermuted(t *testing.T) {
 	if *environment == "" {
 		t.Skip("-args -vllm names no environment: make test-vllm")
 	}
-	python, dir := filepath.Join(*environment, "bin/python"), t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), python, append([]string{"-B", "../transformers/checkpoints.py", dir}, families...)...).CombinedOutput(); err != nil {
-		t.Fatalf("checkpoints.py: %v\n%s", err, out)
-	}
-	var paths []string
-	for _, family := range families {
-		model := filepath.Join(dir, family, "published")
-		permuted, faulty := permute(t, model), filepath.Join(dir, family, "faulty")
-		restoreGates(t, model, permuted, faulty)
-		paths = append(paths, model, permuted, faulty)
-	}
-	command := exec.CommandContext(t.Context(), python, append([]string{"-B", "answers.py"}, paths...)...)
-	var failure strings.Builder
-	command.Stderr = &failure
-	out, err := command.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	interpreter, dir := filepath.Join(*environment, "bin/python"), t.TempDir()
+	python.Run(t, interpreter, "../transformers/checkpoints.py", append([]string{dir}, families...)...)
 	type answer struct {
 		Error    string
 		Tokens   []int
 		Logprobs []float64
-	}
-	var answers []answer
-	for decoder := json.NewDecoder(out); len(answers) < len(paths); {
-		var next answer
-		if err := decoder.Decode(&next); err != nil {
-			_ = command.Wait()
-			t.Fatalf("answers.py ended at %s: %v\n%s", paths[len(answers)], err, failure.String())
-		}
-		if next.Error != "" || len(next.Logprobs) == 0 || len(next.Logprobs) != len(next.Tokens) {
-			t.Fatalf("%s: %+v", paths[len(answers)], next)
-		}
-		answers = append(answers, next)
-	}
-	if err := command.Wait(); err != nil {
-		t.Error(err)
 	}
 	difference := func(a, b answer) float64 {
 		largest := 0.0
@@ -81,8 +45,17 @@ func TestPermuted(t *testing.T) {
 		}
 		return largest
 	}
-	for i, family := range families {
-		plain, permuted, faulty := answers[3*i], answers[3*i+1], answers[3*i+2]
+	for _, family := range families {
+		model := filepath.Join(dir, family, "published")
+		reordered, wrong := permute(t, model), filepath.Join(dir, family, "faulty")
+		restoreGates(t, model, reordered, wrong)
+		answers := python.Lines[answer](t, interpreter, "answers.py", model, reordered, wrong)
+		for _, a := range answers {
+			if a.Error != "" || len(a.Logprobs) == 0 || len(a.Logprobs) != len(a.Tokens) || len(a.Tokens) != len(answers[0].Tokens) {
+				t.Fatalf("%s: %+v", family, answers)
+			}
+		}
+		plain, permuted, faulty := answers[0], answers[1], answers[2]
 		d := difference(plain, permuted)
 		t.Logf("%s: log-probabilities of %d tokens differ by at most %.1e", family, len(plain.Tokens), d)
 		if !slices.Equal(plain.Tokens, permuted.Tokens) || d > maxDifference {

@@ -166,7 +166,7 @@ func TestProfileWithoutEmbeddings(t *testing.T) {
 	if ready.Status != metav1.ConditionTrue || !strings.Contains(ready.Message, "no token embeddings (status.result.noEmbeddings)") || len(ready.Message) > 250 {
 		t.Errorf("condition %+v", ready)
 	}
-	if reason := status.Result.NoEmbeddings; len(reason) > maxNoEmbeddings || !strings.HasPrefix(reason, "embeddings are") || strings.Contains(reason, "\n") {
+	if reason := status.Result.NoEmbeddings; len(reason) > recording.MaxNoEmbeddings || !strings.HasPrefix(reason, "embeddings are") || strings.Contains(reason, "\n") {
 		t.Errorf("reason %q", reason)
 	}
 	o.Result = resultOf("x", recording.Manifest{})

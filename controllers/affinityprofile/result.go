@@ -29,9 +29,6 @@ const progressTimeout = 2 * time.Second
 // maxProgressReport bounds the response to such a request, in bytes.
 const maxProgressReport = 64 << 10
 
-// maxNoEmbeddings is the maximum length of the reason why a profile has no token embeddings.
-const maxNoEmbeddings = 250
-
 // findResult reads the result of these inputs from the store. It returns nil if there is none.
 func (r *Reconciler) findResult(ctx context.Context, profile *semmoev1.AffinityProfile, id string) (*semmoev1.ProfileResult, error) {
 	store, err := r.Store.Client(ctx)
@@ -61,7 +58,7 @@ func resultOf(digest artifact.Digest, m recording.Manifest) *semmoev1.ProfileRes
 	return &semmoev1.ProfileResult{
 		Digest: string(digest), Requests: int32(s.Requests), Refused: int32(s.Refused), Tokens: int64(s.Tokens), TracedTokens: int64(s.TracedTokens),
 		DistinctTokens: int32(s.DistinctTokens), CoverageMilli: int32(s.CoverageMilli), SkewMilli: int32(s.SkewMilli),
-		NoEmbeddings: printable.Line(m.NoEmbeddings, maxNoEmbeddings),
+		NoEmbeddings: printable.Line(m.NoEmbeddings, recording.MaxNoEmbeddings),
 	}
 }
 

@@ -19,8 +19,9 @@ import (
 	"github.com/semmoe/operator/solver/embedding"
 )
 
-// maxNoEmbeddings is the maximum length of Manifest.NoEmbeddings.
-const maxNoEmbeddings = 512
+// MaxNoEmbeddings is the maximum length of Manifest.NoEmbeddings, and of the same field in the status of an
+// AffinityProfile.
+const MaxNoEmbeddings = 250
 
 // CreateEmbeddings extracts the token embeddings of a checkpoint to the file EmbeddingsFile of dir, and returns its
 // path. If they cannot be extracted, it returns the reason instead, because a profile is complete without them. err is
@@ -36,7 +37,7 @@ func CreateEmbeddings(ctx context.Context, dir, model, layoutAs string) (path, r
 		return "", "", ctx.Err()
 	case err != nil:
 		text := strings.ReplaceAll(err.Error(), filepath.Clean(model)+"/", "")
-		return "", printable.Line(text, maxNoEmbeddings), nil
+		return "", printable.Line(text, MaxNoEmbeddings), nil
 	}
 	return path, "", nil
 }

@@ -113,7 +113,7 @@ func interruptedStore(t *testing.T, interruptions int) connectStore {
 
 // An interrupted transfer is retried within --wait, as an unavailable store is.
 func TestFetchRetriesAfterAnInterruption(t *testing.T) {
-	from, _ := solved(t, "dp")
+	from, _ := samplePlan(t, "dp")
 	_, a, err := plan.Read(from)
 	if err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestFetchRetriesAfterAnInterruption(t *testing.T) {
 
 // A pod starts with the tables in use, and with those of its plan if the tables in use are unknown or unavailable.
 func TestFetchTablesInUse(t *testing.T) {
-	from, _ := solved(t, "dp")
+	from, _ := samplePlan(t, "dp")
 	p, base, err := plan.Read(from)
 	if err != nil {
 		t.Fatal(err)

@@ -114,7 +114,7 @@ func safetensors(length uint64, header string) string {
 // TestSmallInputsNeedLittleMemory runs commands on plans and other files of up to a few megabytes. Their headers claim
 // more data, or their content needs more memory than its size.
 func TestSmallInputsNeedLittleMemory(t *testing.T) {
-	from, _ := solved(t, "dp")
+	from, _ := samplePlan(t, "dp")
 	repeat := func(begin, part string, bytes int, end string) string {
 		return begin + strings.Repeat(part, bytes/len(part)) + end
 	}

@@ -248,7 +248,7 @@ func writeKubeconfig(t *testing.T, address string) string {
 func TestReadsAPlanOnDiskWithoutAToken(t *testing.T) {
 	t.Setenv(artifact.URLVariable, "https://127.0.0.1:1")
 	t.Setenv(artifact.CAVariable, "no certificate")
-	from, _ := solved(t, "dp")
+	from, _ := samplePlan(t, "dp")
 	_, a, err := plan.Read(from)
 	if err != nil {
 		t.Fatal(err)

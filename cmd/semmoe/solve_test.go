@@ -84,21 +84,51 @@ func TestSolveAndEvalPrintTheContractFields(t *testing.T) {
 	}
 }
 
-// partOfSample writes every fourth request of the sample trace, which is enough for flags to change the metrics.
-func partOfSample(t *testing.T) string {
+// partOfSample writes every nth request of the sample trace.
+func partOfSample(t *testing.T, n int) string {
 	t.Helper()
 	whole, err := trace.Open(t.Context(), clitest.SampleTrace)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return clitest.Created(t, whole.Subset(slices.DeleteFunc(whole.AllRequests(), func(r int) bool { return r%4 > 0 })))
+	return clitest.Created(t, whole.Subset(slices.DeleteFunc(whole.AllRequests(), func(r int) bool { return r%n > 0 })))
+}
+
+// samplePlans contains the plans that samplePlan has made, and the output of solve, by attention and flags.
+var samplePlans = map[string]struct {
+	artifact *plan.Artifact
+	report   map[string]any
+}{}
+
+// samplePart is the part of the sample of samplePlan: enough for flags to change the metrics.
+const samplePart = 8
+
+// samplePlan returns a plan for a part of the sample trace, and the output of solve. Each is solved once for all tests.
+func samplePlan(t *testing.T, attention string, flags ...string) (string, map[string]any) {
+	t.Helper()
+	key := attention + " " + strings.Join(flags, " ")
+	known, ok := samplePlans[key]
+	if !ok {
+		dir, report := solved(t, attention, append(flags, "--trace", partOfSample(t, samplePart))...)
+		_, artifact, err := plan.Read(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		known.artifact, known.report = artifact, report
+		samplePlans[key] = known
+	}
+	dir := filepath.Join(t.TempDir(), "plan")
+	if err := plan.Write(dir, known.artifact, nil); err != nil {
+		t.Fatal(err)
+	}
+	return dir, known.report
 }
 
 func TestEvalFlagsChangeMetrics(t *testing.T) {
-	path := partOfSample(t)
-	tp, _ := solved(t, "tp", "--trace", path)
-	dp, _ := solved(t, "dp", "--trace", path)
-	prefill, _ := solved(t, "tp", "--trace", path, "--forecast", "prefill")
+	path := partOfSample(t, samplePart)
+	tp, _ := samplePlan(t, "tp")
+	dp, _ := samplePlan(t, "dp")
+	prefill, _ := samplePlan(t, "tp", "--forecast", "prefill")
 	plain, slow := map[string]map[string]any{}, slowProfile(t)
 	for _, dir := range []string{tp, dp, prefill} {
 		code, figures, message := clitest.RunJSON(t, newEvalCommand(), "--trace", path, "--plan", dir)
@@ -180,9 +210,8 @@ func TestSolvePreservesGroups(t *testing.T) {
 			}
 		}
 	}
-	path = partOfSample(t)
-	_, with := solved(t, "dp", "--trace", path, "--preserve-groups")
-	_, without := solved(t, "dp", "--trace", path)
+	_, with := samplePlan(t, "dp", "--preserve-groups")
+	_, without := samplePlan(t, "dp")
 	if with["plan_digest"] != without["plan_digest"] {
 		t.Errorf("for a model without groups the plan is %v with --preserve-groups, %v without", with["plan_digest"], without["plan_digest"])
 	}
@@ -191,7 +220,7 @@ func TestSolvePreservesGroups(t *testing.T) {
 // TestSolveConstraints sets every constraint and every objective on the command line: plans contain them, and eval
 // reproduces solve.
 func TestSolveConstraints(t *testing.T) {
-	path := partOfSample(t)
+	path := partOfSample(t, 4)
 	current, _ := solved(t, "tp", "--trace", path)
 	budget := []string{"--current", current, "--move-budget", "4", "--migration-cost", "1.5"}
 	for name, test := range map[string]struct {
@@ -394,8 +423,8 @@ func TestEvalExitCodes(t *testing.T) {
 
 // eval builds other workloads from the trace, and returns an error for unsupported combinations.
 func TestEvalWorkloads(t *testing.T) {
-	path := partOfSample(t)
-	dir, _ := solved(t, "dp", "--trace", path)
+	path := partOfSample(t, samplePart)
+	dir, _ := samplePlan(t, "dp")
 	for _, workload := range []string{"shared-prefix", "multi-turn"} {
 		code, got, message := clitest.RunJSON(t, newEvalCommand(), "--trace", path, "--plan", dir, "--workload", workload, "--score-percent", "10", "--weights", "load=0", "--orders", "2")
 		if code != 0 {
@@ -416,7 +445,7 @@ func TestEvalWorkloads(t *testing.T) {
 
 // The number of copies is chosen from memory, printed, and stored in the plan with the compared numbers.
 func TestSolveChoosesCopies(t *testing.T) {
-	path := partOfSample(t)
+	path := partOfSample(t, 4)
 	const expertBytes, layers = 3 * 128 * 64 * 4, 4
 	flags := []string{"--trace", path, "--redundant-slots", "auto", "--redundant-memory", "9MiB", "--batch-tokens", "1048576", "--time-budget", "0"}
 	dir, report := solved(t, "dp", flags...)

@@ -16,6 +16,7 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/solver/trace/tracetest"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // A window has whole documents of the train requests, drawn with replacement, and as many requests as the variance of
@@ -142,6 +143,7 @@ func (c *countdown) Err() error {
 // A solve that is cancelled in any phase returns the context's error, and one with any time budget a valid placement.
 func TestSolveEnds(t *testing.T) {
 	tr := openTiny(t)
+	parts := tier.Choose(2, 4, 8) // of the checks of a whole solve, and of half its time
 	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
 		o := Options{Ranks: 8, Attention: attention, Algorithm: placement.Auto, Objective: placement.Time, Forecast: Table, TrainPercent: 80, Seed: 1}
 		const asked = 1 << 40
@@ -152,18 +154,18 @@ func TestSolveEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 		whole, times := time.Since(begin), asked-ctx.left.Load()
-		for part := range 4 {
-			ctx.left.Store(times * int64(part+1) / 5)
+		for part := range parts {
+			ctx.left.Store(times * int64(part+1) / int64(parts+1))
 			if _, err := Solve(ctx, tr, o); !errors.Is(err, context.Canceled) {
-				t.Errorf("attention %s, cancelled after %d of 5 parts of %d checks: error %v", attention, part+1, times, err)
+				t.Errorf("attention %s, cancelled after %d of %d parts of %d checks: error %v", attention, part+1, parts+1, times, err)
 			}
-			o.TimeBudget = whole * time.Duration(part+1) / 8
+			o.TimeBudget = whole * time.Duration(part+1) / time.Duration(2*parts)
 			solution, err := Solve(t.Context(), tr, o)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if err := solution.Plan.Placement.Validate(); err != nil {
-				t.Errorf("attention %s, budget of %d of 8 parts: %v", attention, part+1, err)
+				t.Errorf("attention %s, budget of %d of %d parts: %v", attention, part+1, 2*parts, err)
 			}
 			o.TimeBudget = 0
 		}

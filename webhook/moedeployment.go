@@ -237,6 +237,18 @@ var allRisks = []risk{
 		"0 promotes a new plan when its canary is ready, without a comparison with the plan in service",
 	},
 	{
+		"spec.rollout.compare", func(s semmoev1.MoEDeploymentSpec) bool {
+			return s.Rollout.Compare == semmoev1.CompareAll && s.Replicas != nil && *s.Replicas == 1 && s.Rollout.MaxSurge != nil && *s.Rollout.MaxSurge == 0
+		},
+		"All has no effect with one replica and maxSurge 0: there is no second replica to compare a change with; set maxSurge",
+	},
+	{
+		"spec.rollout.compare", func(s semmoev1.MoEDeploymentSpec) bool {
+			return s.Rollout.Compare == semmoev1.CompareAll && s.Rollout.SoakSeconds != nil && *s.Rollout.SoakSeconds == 0
+		},
+		"All compares nothing with soakSeconds 0: a change is promoted when its canary is ready",
+	},
+	{
 		"spec.rollout.rollback", func(s semmoev1.MoEDeploymentSpec) bool {
 			return plans(s) && s.Rollout.Rollback == semmoev1.RollbackManual && s.Placement.Approval == semmoev1.ApprovalAutomatic
 		},

@@ -247,10 +247,22 @@ func TestWarnings(t *testing.T) {
 		}, nil},
 		"no soak":              {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Rollout.SoakSeconds = ptr.To[int32](0) }, []string{"spec.rollout.soakSeconds"}},
 		"no soak, and no plan": {func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.SoakSeconds = ptr.To[int32](0) }, []string{"spec.profiling: is not set"}},
-		"rollback by hand":     {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Rollout.Rollback = semmoev1.RollbackManual }, []string{"spec.rollout.rollback"}},
-		"no routing":           {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Routing.Mode = semmoev1.RoutingModeNone }, []string{"spec.routing.mode"}},
-		"no samples":           {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Routing.SamplePercent = ptr.To[int32](0) }, []string{"spec.routing.samplePercent"}},
-		"one rank":             {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Parallelism.ExpertParallelSize = 1 }, []string{"UnsupportedByEngine: No plan can reach the engine. spec.parallelism.expertParallelSize is 1"}},
+		"compared, with one replica": {func(m *semmoev1.MoEDeployment) {
+			profiling(m)
+			m.Spec.Rollout.Compare, m.Spec.Replicas = semmoev1.CompareAll, ptr.To[int32](1)
+		}, []string{"spec.rollout.compare: All has no effect with one replica"}},
+		"compared, with two replicas": {func(m *semmoev1.MoEDeployment) {
+			profiling(m)
+			m.Spec.Rollout.Compare, m.Spec.Replicas = semmoev1.CompareAll, ptr.To[int32](2)
+		}, nil},
+		"compared, without a soak": {func(m *semmoev1.MoEDeployment) {
+			profiling(m)
+			m.Spec.Rollout.Compare, m.Spec.Replicas, m.Spec.Rollout.SoakSeconds = semmoev1.CompareAll, ptr.To[int32](2), ptr.To[int32](0)
+		}, []string{"spec.rollout.compare: All compares nothing", "spec.rollout.soakSeconds"}},
+		"rollback by hand": {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Rollout.Rollback = semmoev1.RollbackManual }, []string{"spec.rollout.rollback"}},
+		"no routing":       {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Routing.Mode = semmoev1.RoutingModeNone }, []string{"spec.routing.mode"}},
+		"no samples":       {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Routing.SamplePercent = ptr.To[int32](0) }, []string{"spec.routing.samplePercent"}},
+		"one rank":         {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Parallelism.ExpertParallelSize = 1 }, []string{"UnsupportedByEngine: No plan can reach the engine. spec.parallelism.expertParallelSize is 1"}},
 		"no all-to-all": {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Engine.Args = nil }, []string{
 			"NoAllToAll: spec.engine.args has no --moe-a2a-backend", "UnprovenMap: The release of SGLang is unknown until a pod reports it. SGLang before 0.5.23 loads the experts of models by the map",
 		}},

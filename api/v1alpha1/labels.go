@@ -61,7 +61,8 @@ const (
 	// until the annotation is removed.
 	AnnotationOutputChanged = "output-changed.semmoe.io/"
 	// AnnotationFailed, followed by a revision, marks a plan whose canary with that revision was rolled back. The value
-	// is the cause. The plan is not retried until the annotation is removed.
+	// is the cause. The plan is not retried until the annotation is removed. On a workload, it marks another change of
+	// the spec whose canary next to that workload was rolled back.
 	AnnotationFailed = "failed.semmoe.io/"
 	// AnnotationMeasured, on a plan, contains the time that its canary saved per step of the engine, and the time that
 	// its hardware profile predicts, in microseconds, as JSON. The metric semmoe_plan_predicted_over_measured is their
@@ -85,10 +86,12 @@ const (
 	// its profiling Job. LabelQueuePriority, its label of a priority class, is passed with it.
 	LabelQueue         = "kueue.x-k8s.io/queue-name"
 	LabelQueuePriority = "kueue.x-k8s.io/priority-class"
-	// AnnotationApprove is the short digest of the plan that a user approves for roll-out.
+	// AnnotationApprove is the short digest of the plan that a user approves for roll-out, or the revision of another
+	// change whose canary proves nothing.
 	AnnotationApprove = "semmoe.io/approve"
 	// AnnotationRollBack is the short digest of the plan whose roll-out a user ends, on its canary or
-	// during its promotion. The plan is not retried until this annotation and AnnotationFailed are removed.
+	// during its promotion. The plan is not retried until this annotation and AnnotationFailed are removed. For another
+	// change it is the revision.
 	AnnotationRollBack = "semmoe.io/rollback"
 	// AnnotationPlanned, on a profile that was made after drift, is the name of the plan that was made from the
 	// profile. If that plan is deleted, no other plan is made from the profile.

@@ -79,7 +79,7 @@ type MoEDeploymentStatus struct {
 	PlanDigest string `json:"planDigest,omitempty"`
 
 	// pendingPlan is the short digest of the plan that waits for approval: the value that the annotation semmoe.io/approve
-	// needs. It is absent while no plan waits.
+	// needs. For another change whose canary proves nothing it is the revision. It is absent while nothing waits.
 	// +optional
 	// +kubebuilder:validation:MaxLength=16
 	PendingPlan string `json:"pendingPlan,omitempty"`
@@ -154,7 +154,7 @@ const (
 	RolloutPhaseRollingBack RolloutPhase = "RollingBack"
 )
 
-// RolloutStatus is the progress of the roll-out of a new plan.
+// RolloutStatus is the progress of the roll-out of a new plan, or of another change that is compared on a canary.
 type RolloutStatus struct {
 	// phase is Canary, Promoting or RollingBack.
 	// +required
@@ -169,12 +169,12 @@ type RolloutStatus struct {
 	// +kubebuilder:validation:MaxLength=63
 	StableRevision string `json:"stableRevision,omitempty"`
 
-	// candidateRevision is the revision of the new plan.
+	// candidateRevision is the revision of the new plan or change.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	CandidateRevision string `json:"candidateRevision,omitempty"`
 
-	// candidatePlan is the short digest of the new plan.
+	// candidatePlan is the short digest of the new plan; empty for a change without one.
 	// +optional
 	// +kubebuilder:validation:MaxLength=16
 	CandidatePlan string `json:"candidatePlan,omitempty"`

@@ -56,6 +56,7 @@ type MoEDeploymentList struct {
 //
 // +kubebuilder:validation:XValidation:rule="!(has(self.routing.tls) || has(self.routing.auth)) || !has(self.profiling) || !has(self.profiling.dataset) || (has(self.profiling.target) && self.profiling.target != 'Serving')",message="target Serving needs a routing without tls and auth: the profiling Job has no API key, and does not know the authority of the certificate; use Dedicated",fieldPath=".profiling.target"
 // +kubebuilder:validation:XValidation:rule="!has(self.routing.samplePercent) || self.routing.samplePercent == 0 || (self.routing.mode != 'None' && self.parallelism.attention == 'DataParallel')",message="samplePercent needs routing.mode Router or EndpointPicker, and parallelism.attention DataParallel: other requests have no rank",fieldPath=".routing.samplePercent"
+// +kubebuilder:validation:XValidation:rule="!has(self.rollout.compare) || self.rollout.compare != 'All' || self.routing.mode != 'None'",message="compare All needs routing.mode Router or EndpointPicker: revisions are compared by the times that routers measure",fieldPath=".rollout.compare"
 // +kubebuilder:validation:XValidation:rule="!has(self.routing.holdMilliseconds) || (self.parallelism.attention == 'DataParallel' && self.engine.type != 'TensorRTLLM')",message="holdMilliseconds needs attention DataParallel, and an engine that accepts a rank for each request (TensorRTLLM does not): other requests have no rank to wait for",fieldPath=".routing.holdMilliseconds"
 // +kubebuilder:validation:XValidation:rule="self.routing.mode != 'EndpointPicker' || self.engine.type != 'TensorRTLLM'",message="mode EndpointPicker needs an engine that accepts a rank for each request (TensorRTLLM does not): use Router or None",fieldPath=".routing.mode"
 // +kubebuilder:validation:XValidation:rule="!has(self.routing.weights) || !has(self.routing.weights.affinityPercent) || self.routing.weights.affinityPercent == 0 || (self.parallelism.attention == 'DataParallel' && self.engine.type != 'TensorRTLLM')",message="affinityPercent needs parallelism.attention DataParallel and an engine that accepts a rank for each request (TensorRTLLM does not): use 0, or remove the field",fieldPath=".routing.weights.affinityPercent"
@@ -595,7 +596,7 @@ type RolloutSpec struct {
 	BatchTokens int32 `json:"batchTokens,omitempty"`
 
 	// canaryReplicas is the number of replicas that serve a new plan until it is promoted. Default 1. With two or more
-	// replicas, at least one stays on the plan in service. Other changes of the spec have no canary.
+	// replicas, at least one stays on the plan in service. Other changes of the spec have a canary with compare All.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=1
@@ -619,7 +620,27 @@ type RolloutSpec struct {
 	// +optional
 	// +kubebuilder:default=Automatic
 	Rollback RollbackMode `json:"rollback,omitempty"`
+
+	// compare is Plans or All. Default Plans. With All, a change of the spec that replaces pods, such as another engine
+	// image or argument, starts on a canary too. It is promoted once its times and failures are proven not to be worse
+	// than those of the revision in service, and rolled back if they are worse. It is rolled out directly if there is
+	// nothing to compare with: no replica is ready, or there is one replica and maxSurge is 0.
+	// +optional
+	// +kubebuilder:default=Plans
+	Compare RolloutCompare `json:"compare,omitempty"`
 }
+
+// RolloutCompare is what starts on a canary.
+//
+// +kubebuilder:validation:Enum=Plans;All
+type RolloutCompare string
+
+const (
+	// ComparePlans compares new plans only.
+	ComparePlans RolloutCompare = "Plans"
+	// CompareAll compares new plans, and all other changes that replace pods.
+	CompareAll RolloutCompare = "All"
+)
 
 // RollbackMode controls who rolls back a failed plan.
 //

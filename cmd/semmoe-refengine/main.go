@@ -64,6 +64,6 @@ func newRootCommand() *cobra.Command {
 	flags.BoolVar(&o.EnableMetrics, "enable-metrics", o.EnableMetrics, "metrics at /metrics, which dialects of SGLang do not serve by default")
 	flags.IntVar(&o.Threads, "threads", o.Threads, "number of compute threads")
 	flags.StringVar(&o.Dialect, "dialect", o.Dialect, "engine and release whose HTTP API is emulated, including rejected and ignored fields: "+strings.Join(server.Dialects(), ", ")+" (default: the reference engine's own)")
-	flags.StringVar(&o.Fault, "fault", o.Fault, "injected fault for tests: "+refengine.FaultIgnoreMapAtDispatch+" (loads weights by the expert map but ignores it in dispatch), "+refengine.FaultSlowExpertMap+" (delays each step with an expert map) or "+refengine.FaultIgnoreRank+"ROUTE (ignores the requested rank on this route)")
+	flags.StringVar(&o.Fault, "fault", o.Fault, "injected fault for tests: "+refengine.FaultIgnoreMapAtDispatch+" (loads weights by the expert map but ignores it in dispatch), "+refengine.FaultSlowExpertMap+" (delays each step with an expert map), "+refengine.FaultSlowSteps+"DURATION (delays each step) or "+refengine.FaultIgnoreRank+"ROUTE (ignores the requested rank on this route)")
 	return cmd
 }

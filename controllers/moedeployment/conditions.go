@@ -108,6 +108,12 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 	switch {
 	case o.unplanned() && former != nil:
 		return no("NotInService", "Plan %s serves with revision %s; the current spec is not in service. See the conditions Progressing and Degraded for the cause", former.Short(), o.ServingRevision())
+	case o.Change != nil && desired.Paused(moed):
+		return no("Paused", "Revision %s is compared with revision %s once spec.reconciliation is Active", o.Revision, o.StableRevision())
+	case o.Change != nil && o.Rollout.Reason == "": // an error occurred; Degraded reports it
+		return no("WaitingForReplicas", "Revision %s waits for its canary next to revision %s", o.Revision, o.StableRevision())
+	case o.Change != nil:
+		return no(o.Rollout.Reason, "%s", o.Rollout.Message)
 	case p.Hold.Reason != "":
 		return notYet(p.Hold)
 	case p.Candidate != nil && desired.Paused(moed):

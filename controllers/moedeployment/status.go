@@ -188,9 +188,13 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 }
 
 // pendingPlan returns the short digest of the plan that waits for approval: to start its roll-out, to end an
-// inconclusive canary, or to use its tables. It is "" if none waits.
+// inconclusive canary, or to use its tables. For an inconclusive canary of a change it is the revision. It is "" if none
+// waits.
 func pendingPlan(o observation) string {
 	if o.Rollout.Reason == rollout.ReasonInconclusive {
+		if o.Change != nil {
+			return o.Rollout.Candidate
+		}
 		return o.Rollout.Plan
 	}
 	return cmp.Or(o.Planning.Hold.Pending, o.Planning.TablesHold.Pending)
@@ -365,6 +369,9 @@ func reconcilingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 // not part of the work for the generation. A canary starts only in this state. A rollback may belong to a canary that
 // started next to an older generation.
 func trialInProgress(o observation, status semmoev1.MoEDeploymentStatus, finished bool) bool {
+	if o.Change != nil {
+		return false // the change is the work for the generation
+	}
 	switch o.Rollout.Phase {
 	case semmoev1.RolloutPhaseCanary, semmoev1.RolloutPhasePromoting:
 		return true
@@ -378,13 +385,13 @@ func trialInProgress(o observation, status semmoev1.MoEDeploymentStatus, finishe
 	return false
 }
 
-// rolloutStatus reports the rollout of a new plan. It uses the previous report only for the start time of the phase.
+// rolloutStatus reports the rollout of a new plan or of a change. It uses the previous report only for the start time of the phase.
 func rolloutStatus(previous *semmoev1.RolloutStatus, o observation, now time.Time) *semmoev1.RolloutStatus {
 	if o.Rollout.Phase == "" {
 		return nil
 	}
 	status := &semmoev1.RolloutStatus{
-		Phase: o.Rollout.Phase, Since: metav1.NewTime(now.Truncate(time.Second)), StableRevision: o.Revision,
+		Phase: o.Rollout.Phase, Since: metav1.NewTime(now.Truncate(time.Second)), StableRevision: o.StableRevision(),
 		CandidateRevision: o.Rollout.Candidate, CandidatePlan: o.Rollout.Plan, Message: printable.Line(o.Rollout.Message, 1024),
 	}
 	if previous != nil && previous.Phase == status.Phase && previous.CandidateRevision == status.CandidateRevision {
@@ -450,7 +457,7 @@ func (r *Reconciler) recordTransitions(moed *semmoev1.MoEDeployment, status semm
 			}
 		}
 		missed := kind == semmoev1.ConditionLocalityOnTarget && c.After.Status == metav1.ConditionFalse
-		lost := kind == semmoev1.ConditionReady && c.Lost() || kind == semmoev1.ConditionRolledOut && c.After.Reason == planner.ReasonRolledBack
+		lost := kind == semmoev1.ConditionReady && c.Lost() || kind == semmoev1.ConditionRolledOut && (c.After.Reason == planner.ReasonRolledBack || c.After.Reason == decision.ReasonChangeRolledBack)
 		events.Record(c.After, lost || missed || kind == semmoev1.ConditionDegraded && holds)
 	}
 }

@@ -542,7 +542,17 @@ func writeGoldens() map[string]golden {
 		moed.Annotations = map[string]string{semmoev1.AnnotationApprove: firstPlan}
 		set(moed, "RolledOut", "False", "CanaryStarting", "Plan b509accef77e719e is tried on 1 of 2 replicas")
 	}
+	// onTrial is a change of the spec whose canary proves nothing.
+	onTrial := func(moed *semmoev1.MoEDeployment) {
+		moed.Status.Rollout = &semmoev1.RolloutStatus{Phase: semmoev1.RolloutPhaseCanary, Since: before(3 * time.Minute), StableRevision: "38df6bb89e", CandidateRevision: "b293798526"}
+		moed.Status.Revision, moed.Status.PendingPlan = "b293798526", "b293798526"
+		set(moed, "RolledOut", "False", "CanaryInconclusive", "Revision b293798526 runs as a canary on 1 of 2 replicas")
+	}
 	return map[string]golden{
+		"approve-change":       {command: "approve qwen -o json", objects: awaiting(onTrial)},
+		"rollback-change":      {command: "rollback qwen -o json", objects: awaiting(onTrial)},
+		"rollback-change-text": {command: "rollback qwen", objects: awaiting(onTrial), width: 100},
+
 		"approve":            {command: "approve qwen", objects: awaiting(underArgo), width: 100},
 		"approve-dry-run":    {command: "approve qwen --dry-run=server", objects: awaiting(), width: 100},
 		"approve-again":      {command: "approve qwen", objects: awaiting(approved), width: 100},

@@ -219,13 +219,9 @@ func load(o Options) (*server.Engine, error) {
 		return nil, checkpoint.Invalidf("--dialect %v", err)
 	}
 	ignoresRank, _ := strings.CutPrefix(o.Fault, FaultIgnoreRank)
-	var delay time.Duration
-	if o.Fault == FaultSlowExpertMap && o.InitExpertLocation != locality.Trivial {
-		delay = slowStep
-	}
 	return server.NewEngine(server.Config{
 		Model: m, Tokenizer: tokens, EndTokens: ends, ServedName: o.servedName(), ExpertRanks: o.EPSize, AttentionDP: o.EnableDPAttention,
-		ExpertMap: experts, Tables: tables, Dialect: dialect, Metrics: o.EnableMetrics, ReturnRoutes: o.EnableReturnRoutedExperts, IgnoresRank: ignoresRank, StepDelay: delay, ContextLength: m.MaxPositions, MaxRunning: o.MaxRunning,
+		ExpertMap: experts, Tables: tables, Dialect: dialect, Metrics: o.EnableMetrics, ReturnRoutes: o.EnableReturnRoutedExperts, IgnoresRank: ignoresRank, StepDelay: o.stepDelay(), ContextLength: m.MaxPositions, MaxRunning: o.MaxRunning,
 		MaxQueued: o.MaxQueued, ChunkedPrefillSize: o.ChunkedPrefillSize, Workers: o.Threads,
 	}), nil
 }

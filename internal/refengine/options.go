@@ -25,8 +25,15 @@ const FaultIgnoreRank = "ignore-rank:"
 // FaultSlowExpertMap injects a slowdown if an expert map is used.
 const FaultSlowExpertMap = "slow-expert-map"
 
+// FaultSlowSteps, followed by a duration such as 50ms, injects a slowdown of each step by this duration, at most
+// maxSlowStep.
+const FaultSlowSteps = "slow-steps:"
+
 // slowStep is the delay of each step with FaultSlowExpertMap.
 const slowStep = 50 * time.Millisecond
+
+// maxSlowStep is the maximum delay of each step.
+const maxSlowStep = time.Minute
 
 // Options are the command line options. They have the same meaning as in SGLang.
 type Options struct {
@@ -67,18 +74,28 @@ type Options struct {
 	ContextLength         int
 	ChunkedPrefillSize    int
 	Threads               int
-	// Fault is empty, or an injected fault for tests of its detection: FaultIgnoreMapAtDispatch, FaultSlowExpertMap, or
-	// FaultIgnoreRank with a route.
+	// Fault is empty, or an injected fault for tests of its detection: FaultIgnoreMapAtDispatch, FaultSlowExpertMap,
+	// FaultSlowSteps with a duration, or FaultIgnoreRank with a route.
 	Fault string
 }
 
-// Faults lists the values of Options.Fault.
+// Faults lists the values of Options.Fault. A value that ends with a colon is followed by a duration.
 func Faults() []string {
-	faults := []string{FaultIgnoreMapAtDispatch, FaultSlowExpertMap}
+	faults := []string{FaultIgnoreMapAtDispatch, FaultSlowExpertMap, FaultSlowSteps}
 	for _, route := range server.RankRoutes {
 		faults = append(faults, FaultIgnoreRank+route)
 	}
 	return faults
+}
+
+// stepDelay returns the delay of each step by the injected fault.
+func (o Options) stepDelay() time.Duration {
+	if o.Fault == FaultSlowExpertMap && o.InitExpertLocation != locality.Trivial {
+		return slowStep
+	}
+	duration, _ := strings.CutPrefix(o.Fault, FaultSlowSteps)
+	delay, _ := time.ParseDuration(duration) // Validate rejects invalid ones; other faults are no durations
+	return delay
 }
 
 // AllToAllBackends are the all-to-all backends of SGLang. The first one is the default.
@@ -129,7 +146,11 @@ func (o Options) Validate() error {
 	if o.DispatchAlgorithm != "" && o.DispatchAlgorithm != DispatchStatic {
 		return checkpoint.Invalidf("--ep-dispatch-algorithm is %q; allowed is %s", o.DispatchAlgorithm, DispatchStatic)
 	}
-	if o.Fault != "" && !slices.Contains(Faults(), o.Fault) {
+	if duration, slow := strings.CutPrefix(o.Fault, FaultSlowSteps); slow {
+		if delay, err := time.ParseDuration(duration); err != nil || delay <= 0 || delay > maxSlowStep {
+			return checkpoint.Invalidf("--fault is %q; allowed after %s is a duration of at most %s, for example 50ms", o.Fault, FaultSlowSteps, maxSlowStep)
+		}
+	} else if o.Fault != "" && !slices.Contains(Faults(), o.Fault) {
 		return checkpoint.Invalidf("--fault is %q; allowed is %s, or nothing", o.Fault, strings.Join(Faults(), ", "))
 	}
 	dialect, err := server.FindDialect(o.Dialect)

@@ -118,6 +118,7 @@ func TestOptionsThatContradict(t *testing.T) {
 		"no such exchange":  {func(o *Options) { o.AllToAllBackend = "x" }, []string{`--moe-a2a-backend is "x"`, "none, deepep"}},
 		"keys of trtllm":    {func(o *Options) { o.APIKeys, o.Dialect = []string{"a"}, "tensorrt-llm-1.3.0" }, []string{"--api-key", "tensorrt-llm-1.3.0"}},
 		"empty key":         {func(o *Options) { o.APIKeys = []string{""} }, []string{"--api-key is empty"}},
+		"endless steps":     {func(o *Options) { o.Fault = FaultSlowSteps + "2m" }, []string{`--fault is "slow-steps:2m"`, "at most 1m0s"}},
 		"no such fault":     {func(o *Options) { o.Fault = "x" }, []string{`--fault is "x"`, FaultIgnoreMapAtDispatch, FaultSlowExpertMap}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -51,6 +51,8 @@ type Trial struct {
 	Rejected bool
 	// Measured reports whether the local activation rate is sampled.
 	Measured bool
+	// NotSlower reports that the candidate is promoted once it is proven not to be slower (Terms.NotSlower).
+	NotSlower bool
 	// Comparison compares with the stable revision since ServesSince.
 	Comparison Comparison
 }
@@ -136,7 +138,7 @@ func rejected(t Trial) *Decision {
 	if !t.Rejected {
 		return nil
 	}
-	return &Decision{Step: StepRollBack, Reason: "RollbackRequested", Message: "the annotation semmoe.io/rollback names the plan"}
+	return &Decision{Step: StepRollBack, Reason: "RollbackRequested", Message: "the annotation semmoe.io/rollback names it"}
 }
 
 func broken(t Trial) *Decision {
@@ -200,7 +202,7 @@ func approved(t Trial) *Decision {
 	if !t.Approved || t.Comparison.Verdict != TooFew {
 		return nil
 	}
-	return &Decision{Step: StepPromote, Reason: "Approved", Message: "it has completed its soak and was approved; the requests do not prove that it is better"}
+	return &Decision{Step: StepPromote, Reason: "Approved", Message: "it has completed its soak and was approved; " + t.unproven()}
 }
 
 func noGain(t Trial) *Decision {
@@ -211,16 +213,25 @@ func noGain(t Trial) *Decision {
 }
 
 // inconclusive keeps a candidate that is not proven to be better by the deadline on its canary, and names what the
-// proof lacks. If nothing is sampled, waiting does not help: the deadline is then the end of the soak.
+// proof lacks. If nothing is sampled, waiting does not help: the deadline is then the end of the soak. Times are always
+// measured.
 func inconclusive(t Trial) *Decision {
-	if t.Comparison.Verdict != TooFew || t.Measured && t.soaked() < t.longest() {
+	if t.Comparison.Verdict != TooFew || (t.Measured || t.NotSlower) && t.soaked() < t.longest() {
 		return nil
 	}
-	message := "the requests do not prove that it is better"
+	message := t.unproven()
 	if t.Comparison.Missing != "" {
 		message += ": " + t.Comparison.Missing
 	}
 	return &Decision{Step: StepCanary, Reason: ReasonInconclusive, Message: message, Again: maxInterval}
+}
+
+// unproven returns what the requests do not prove.
+func (t Trial) unproven() string {
+	if t.NotSlower {
+		return "the requests do not prove that it is not slower"
+	}
+	return "the requests do not prove that it is better"
 }
 
 // soaked returns how long the canary has served.

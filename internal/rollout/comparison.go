@@ -53,7 +53,8 @@ type Verdict string
 const (
 	// TooFew: the requests allow no conclusion.
 	TooFew Verdict = "TooFew"
-	// Better: the candidate is not slower, and is faster or more local.
+	// Better: the candidate is not slower, and is faster or more local. Of a candidate with Terms.NotSlower: it is not
+	// slower.
 	Better Verdict = "Better"
 	// NotBetter: the candidate is neither, by a relevant amount.
 	NotBetter Verdict = "NotBetter"
@@ -84,6 +85,11 @@ type Terms struct {
 	// Soak is how long the replicas must serve. A soak below timedSoak requires no proof of times. A candidate that is
 	// proven to be slower is still worse.
 	Soak time.Duration
+	// NotSlower reports that the candidate changes more than the plan: it need not be faster or more local, and needs the
+	// proof of times for any soak.
+	NotSlower bool
+	// AnyLocality reports that the local activation rates of the two revisions are not comparable.
+	AnyLocality bool
 }
 
 // Compare compares a candidate with the stable revision by requests from the same time. Requests must be assigned to
@@ -93,8 +99,13 @@ type Terms struct {
 // and either the time per output token is proven to be shorter, or the local activation rate to be higher. A rate below
 // the prediction, more failures, or a time that is proven to be longer cause a rollback. The error rates are the
 // constants promotedSlower, rolledBackEqual and falseDifference.
+//
+// With NotSlower the proof that no relevant time is longer suffices.
 func Compare(candidate, stable Sample, terms Terms) Comparison {
 	locality := compareLocality(candidate.Locality, stable.Locality, terms.Promised)
+	if terms.AnyLocality {
+		locality = Comparison{Verdict: TooFew}
+	}
 	if locality.Verdict == Worse {
 		return locality
 	}
@@ -106,6 +117,10 @@ func Compare(candidate, stable Sample, terms Terms) Comparison {
 	switch {
 	case times.verdict == Worse:
 		found = Comparison{Verdict: Worse, Reason: times.reason, Message: times.message}
+	case terms.NotSlower && times.verdict == NotBetter:
+		found = Comparison{Verdict: Better, Message: times.message}
+	case terms.NotSlower:
+		found = Comparison{Verdict: TooFew, Missing: times.message}
 	case times.faster && locality.Verdict != Better:
 		found = Comparison{Verdict: Better, Message: times.message}
 	case times.verdict == NotBetter:

@@ -84,6 +84,35 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+// A change that is no plan is better once no time is longer, for any soak. Its local activation rate counts only where it
+// is comparable.
+func TestCompareOfChange(t *testing.T) {
+	same, slow := taking(2000, 1, 1, 1, 1, 1, 1), taking(2000, 1.6, 1.7, 1.6, 1.65, 1.6, 1.6)
+	for name, tc := range map[string]struct {
+		candidate, stable Sample
+		anyLocality       bool
+		want              Verdict
+		reason            string
+	}{
+		"no request":                         {Sample{}, Sample{}, true, TooFew, ""},
+		"not slower":                         {sample(0, 0, 0, same), sample(0, 0, 0, same), true, Better, ""},
+		"slower":                             {sample(0, 0, 0, slow), sample(0, 0, 0, same), true, Worse, "FirstTokenSlower"},
+		"too few times":                      {sample(0, 0, 0, taking(5, 1, 1, 1, 1, 1, 1)), sample(0, 0, 0, same), true, TooFew, ""},
+		"more local, too few times":          {sample(40, 8, 10, taking(5, 1, 1, 1, 1, 1, 1)), sample(40, 2, 10, same), false, TooFew, ""},
+		"fails":                              {sample(0, 0, 0, same, served(100, 20)), sample(0, 0, 0, same, served(200, 0)), true, Worse, "MoreFailures"},
+		"less local":                         {sample(40, 2, 10, same), sample(40, 8, 10, same), false, Worse, "LocalityWorse"},
+		"less local, which is no comparison": {sample(40, 2, 10, same), sample(40, 8, 10, same), true, Better, ""},
+		"as local":                           {sample(40, 4, 10, same), sample(40, 4, 10, same), false, Better, ""},
+	} {
+		terms := at(6, 0)
+		terms.NotSlower, terms.AnyLocality = true, tc.anyLocality
+		got := Compare(tc.candidate, tc.stable, terms)
+		if got.Verdict != tc.want || got.Reason != tc.reason || (got.Missing != "") != (tc.want == TooFew) {
+			t.Errorf("%s: %+v, want %s %s", name, got, tc.want, tc.reason)
+		}
+	}
+}
+
 // kind describes the requests to a revision.
 type kind struct{ rate, failures, seconds float64 }
 

@@ -61,8 +61,43 @@ func pendingOf(u *unstructured.Unstructured) string {
 	return ""
 }
 
+// TestActionsOfChange approves and rolls back a change of the spec by its revision, also if it has a new plan.
+func TestActionsOfChange(t *testing.T) {
+	state := func(rollout map[string]any, pending string) *unstructured.Unstructured {
+		status := map[string]any{"revision": "new", "rollout": rollout}
+		if pending != "" {
+			status["pendingPlan"] = pending
+		}
+		return &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": "m"}, "spec": map[string]any{}, "status": status}}
+	}
+	for name, tc := range map[string]struct {
+		state       *unstructured.Unstructured
+		action, key string
+		want        string
+	}{
+		"roll a change back":             {state(map[string]any{"candidateRevision": "new"}, ""), "roll-back", semmoev1.AnnotationRollBack, "new"},
+		"roll a change with a plan back": {state(map[string]any{"candidateRevision": "new", "candidatePlan": "p"}, ""), "roll-back", semmoev1.AnnotationRollBack, "new"},
+		"roll a plan back":               {state(map[string]any{"candidateRevision": "other", "candidatePlan": "p"}, ""), "roll-back", semmoev1.AnnotationRollBack, "p"},
+		"approve a change":               {state(map[string]any{"candidateRevision": "new"}, "new"), "approve", semmoev1.AnnotationApprove, "new"},
+	} {
+		if !available(t, tc.state)[tc.action] {
+			t.Errorf("%s: %s is disabled", name, tc.action)
+		}
+		changed, err := Act(t.Context(), actionScript(t, filepath.Join(tc.action, "action.lua")), tc.state)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if got := changed.GetAnnotations()[tc.key]; got != tc.want {
+			t.Errorf("%s: %s is %q, want %q", name, tc.key, got, tc.want)
+		}
+		if available(t, changed)[tc.action] {
+			t.Errorf("%s: %s is enabled after it ran", name, tc.action)
+		}
+	}
+}
+
 // TestActions runs every action on every recorded state of a MoEDeployment. An enabled action changes one field, and is
-// disabled afterwards. An action without a plan to act on is disabled, and returns an error if it is run anyway.
+// disabled afterwards. An action without a plan or change to act on is disabled, and returns an error if it is run anyway.
 func TestActions(t *testing.T) {
 	ran := map[string]int{}
 	for _, k := range kinds(t) {
@@ -72,6 +107,10 @@ func TestActions(t *testing.T) {
 		for path, u := range k.States {
 			paused, _, _ := unstructured.NestedString(u.Object, "spec", "reconciliation")
 			candidate, _, _ := unstructured.NestedString(u.Object, "status", "rollout", "candidatePlan")
+			revision, _, _ := unstructured.NestedString(u.Object, "status", "revision")
+			if changed, _, _ := unstructured.NestedString(u.Object, "status", "rollout", "candidateRevision"); changed != "" && changed == revision {
+				candidate = changed
+			}
 			want := map[string]string{"approve": pendingOf(u), "roll-back": candidate, "pause": "Paused", "resume": "Active"}
 			wantEnabled := map[string]bool{"approve": want["approve"] != "", "roll-back": candidate != "", "pause": paused != "Paused", "resume": paused == "Paused"}
 			if diff := cmp.Diff(wantEnabled, available(t, u)); diff != "" {
@@ -84,7 +123,7 @@ func TestActions(t *testing.T) {
 					t.Fatalf("%s: %s changes its input:\n%s", path, name, diff)
 				}
 				if want[name] == "" {
-					if err == nil || !strings.Contains(err.Error(), "plan") {
+					if err == nil || !strings.Contains(err.Error(), "nothing ") {
 						t.Errorf("%s: %s without a plan: error %v", path, name, err)
 					}
 					continue

@@ -20,7 +20,7 @@ import (
 // packages are the packages that set the conditions of a kind.
 var packages = map[string][]string{
 	"MoEDeployment": {
-		"controllers/moedeployment", "controllers/moedeployment/locality", "controllers/moedeployment/traffic",
+		"controllers/moedeployment", "controllers/moedeployment/decision", "controllers/moedeployment/locality", "controllers/moedeployment/traffic",
 		"controllers/moedeployment/planner", "controllers/moedeployment/revisions", "internal/kube/podhealth",
 	},
 	"AffinityProfile": {"controllers/affinityprofile", "internal/kube/podhealth"},

@@ -135,6 +135,7 @@ var shownElsewhere = map[string]string{
 	"MoEDeployment spec.rollout.batchTokens":        "controllers/moedeployment/planner TestReplanObjects",
 	"PlacementPlan spec.observedBatchTokens":        "controllers/placementplan TestBatchSizes",
 	// No plan in these tests is worse than the default placement.
+	"MoEDeployment spec.rollout.compare":  "controllers/moedeployment/decision TestChangeIsCompared",
 	"MoEDeployment spec.rollout.rollback": "controllers/moedeployment TestCanaryIsDecided",
 	// The small model has its own type, whose layout is known.
 	"MoEDeployment spec.model.layoutAs":   "internal/model/reshuffle TestLayoutAs",

@@ -20,29 +20,39 @@ import (
 
 // decideCandidate decides the next step of the candidate on trial, and records what must outlive this reconciliation.
 func (r *Rollout) decideCandidate(s *Snapshot, d *Decision, m moves, action rollout.Action) {
-	workload, decision, plan := m.workloads[m.in.Candidate], action.Decision, d.Planning.Candidate.Short()
+	workload, decision := m.workloads[m.in.Candidate], action.Decision
+	name, approval := d.candidateName()
 	r.RolloutState = RolloutState{
-		Phase: semmoev1.RolloutPhaseCanary, Reason: decision.Reason, Candidate: d.CandidateRevision, Plan: plan, Again: decision.Again,
-		Measured: gainOf(s, d, m.in.Trial.Comparison),
-		Message:  fmt.Sprintf("Plan %s runs as a canary on %d of %d replicas: %s", plan, m.in.Trial.Canary, m.in.Budget.Replicas, decision.Message),
+		Phase: semmoev1.RolloutPhaseCanary, Reason: decision.Reason, Candidate: d.CandidateRevision, Plan: d.candidatePlan(), Again: decision.Again,
+		Message: fmt.Sprintf("%s runs as a canary on %d of %d replicas: %s", name, m.in.Trial.Canary, m.in.Budget.Replicas, decision.Message),
+	}
+	if d.Change == nil {
+		r.Measured = gainOf(s, d, m.in.Trial.Comparison)
 	}
 	switch {
 	case decision.Step == rollout.StepRollBack && m.in.Hold:
 		r.Held, r.Reason = true, ReasonRollbackPending
-		r.Message = fmt.Sprintf("Plan %s failed on its canary (%s), and spec.rollout.rollback is Manual. Roll it back with: kubectl annotate pplan -n %s %s %s%s=%s",
-			plan, decision.Reason, s.Moed.Namespace, d.Planning.Plan.Name, semmoev1.AnnotationFailed, d.CandidateRevision, decision.Reason)
+		r.Message = fmt.Sprintf("%s failed on its canary (%s), and spec.rollout.rollback is Manual. Roll it back with: %s", name, decision.Reason, rollBackCommand(s, d, decision.Reason))
 		r.mark(workload, semmoev1.RolloutCanary, s.Now, nil)
 	case decision.Step == rollout.StepRollBack:
 		r.Phase, r.Reason, r.Again = semmoev1.RolloutPhaseRollingBack, planner.ReasonRolledBack, time.Second
-		r.Message = fmt.Sprintf("Plan %s is being rolled back. %s: %s", plan, decision.Reason, decision.Message)
-		// The plan outlives the canary.
-		r.record(d.Planning.Plan, map[string]string{semmoev1.AnnotationFailed + d.CandidateRevision: printable.Line(decision.Reason+": "+decision.Message, 512)})
+		r.Message = fmt.Sprintf("%s is being rolled back. %s: %s", name, decision.Reason, decision.Message)
+		// The plan, and the workload in service, outlive the canary.
+		failed := map[string]string{semmoev1.AnnotationFailed + d.CandidateRevision: printable.Line(decision.Reason+": "+decision.Message, 512)}
+		if d.Change == nil {
+			r.record(d.Planning.Plan, failed)
+		} else {
+			r.Reason = ReasonChangeRolledBack
+			r.write(revisions.ChangeWorkload{Workload: d.Change.Stable, Annotations: failed})
+		}
 	case decision.Step == rollout.StepPromote:
 		r.Phase, r.Reason = semmoev1.RolloutPhasePromoting, "Promoting"
-		r.Message = fmt.Sprintf("Plan %s passed its canary, and replicas move to it", plan)
+		r.Message = fmt.Sprintf("%s passed its canary, and replicas move to it", name)
 		switch {
 		case !m.in.Trial.Promoting:
-			r.record(d.Planning.Plan, map[string]string{}) // before the mark, which prevents a second record
+			if d.Change == nil {
+				r.record(d.Planning.Plan, map[string]string{}) // before the mark, which prevents a second record
+			}
 			r.mark(workload, semmoev1.RolloutPromoting, s.Now, &writes.Event{
 				Name: "CanaryPromoted", Action: "Reconcile",
 				Message: fmt.Sprintf("Revision %s is promoted: %s", d.CandidateRevision, printable.Line(decision.Message, 900)),
@@ -51,8 +61,20 @@ func (r *Rollout) decideCandidate(s *Snapshot, d *Decision, m moves, action roll
 			r.mark(workload, "", s.Now, nil)
 		}
 	case decision.Reason == rollout.ReasonInconclusive:
-		r.Message += fmt.Sprintf(". It is promoted once requests prove that it is better, or with: %s", planner.ApproveCommand(s.Moed, plan))
+		proof := "better"
+		if d.Change != nil {
+			proof = "not slower"
+		}
+		r.Message += fmt.Sprintf(". It is promoted once requests prove that it is %s, or with: %s", proof, planner.ApproveCommand(s.Moed, approval))
 	}
+}
+
+// rollBackCommand returns the command that rolls a failed candidate back.
+func rollBackCommand(s *Snapshot, d *Decision, reason string) string {
+	if d.Change != nil {
+		return fmt.Sprintf("kubectl annotate moed -n %s %s %s=%s --overwrite", s.Moed.Namespace, s.Moed.Name, semmoev1.AnnotationRollBack, d.CandidateRevision)
+	}
+	return fmt.Sprintf("kubectl annotate pplan -n %s %s %s%s=%s", s.Moed.Namespace, d.Planning.Plan.Name, semmoev1.AnnotationFailed, d.CandidateRevision, reason)
 }
 
 // record writes annotations and the measured gain of the canary on its plan.
@@ -68,14 +90,16 @@ func (r *Rollout) record(plan *semmoev1.PlacementPlan, annotations map[string]st
 // trialOf collects the observed state of a candidate's workload.
 func trialOf(s *Snapshot, d *Decision, candidate *revisions.Workload) rollout.Trial {
 	moed := s.Moed
+	_, approval := d.candidateName()
 	trial := rollout.Trial{
 		Now:        trialTime(s.Now, d.Reports),
 		Canary:     rollout.CanarySize(*moed.Spec.Replicas, moed.Spec.Rollout.CanaryReplicas),
 		Soak:       desired.Soak(moed),
 		Promoting:  candidate.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting,
-		Approved:   planner.Approved(moed, d.Planning.Candidate.Short()) || d.Planning.PlanPinned(moed),
-		Rejected:   planner.RolledBack(moed, d.Planning.Candidate.Short()),
+		Approved:   planner.Approved(moed, approval) || d.Change == nil && d.Planning.PlanPinned(moed),
+		Rejected:   planner.RolledBack(moed, approval),
 		Measured:   desired.Observes(moed),
+		NotSlower:  d.Change != nil,
 		Comparison: rollout.Comparison{Verdict: rollout.TooFew},
 	}
 	for _, pod := range s.Pods {
@@ -85,8 +109,9 @@ func trialOf(s *Snapshot, d *Decision, candidate *revisions.Workload) rollout.Tr
 	}
 	slices.SortFunc(trial.Replicas, func(a, b rollout.Replica) int { return strings.Compare(a.Name, b.Name) })
 	if since, serves := trial.ServesSince(); serves {
-		trial.Comparison = rollout.Compare(sampleOf(d.Reports, candidate.Labels[semmoev1.LabelRevision], since), sampleOf(d.Reports, d.Revision, since),
-			rollout.Terms{Promised: promisedDifference(d.Planning), Since: since, Now: trial.Now, Soak: trial.Soak})
+		terms := d.terms()
+		terms.Since, terms.Now, terms.Soak = since, trial.Now, trial.Soak
+		trial.Comparison = rollout.Compare(sampleOf(d.Reports, candidate.Labels[semmoev1.LabelRevision], since), sampleOf(d.Reports, d.StableRevision(), since), terms)
 	}
 	return trial
 }

@@ -86,6 +86,8 @@ type Decision struct {
 	Writes   []writes.Write
 	// Revision is the desired revision, CandidateRevision the revision on trial; empty if unknown, or if there is none.
 	Revision, CandidateRevision string
+	// Change is the change of the spec that is on trial, waits for it or was rolled back; nil if Revision needs no trial.
+	Change *Change
 	// Serving is the workload that serves requests if it is not of Revision, else nil. InService describes its plan.
 	Serving   *revisions.Workload
 	InService planner.Planning
@@ -134,6 +136,7 @@ func Decide(s *Snapshot) Decision {
 	for _, step := range []func(*Decision, *Snapshot){
 		(*Decision).decideSteps,
 		(*Decision).decidePlanning,
+		(*Decision).decideChange,
 		(*Decision).decideServing,
 		(*Decision).decideTraffic,
 		(*Decision).decideDrift,
@@ -215,7 +218,7 @@ func (d *Decision) decideServing(s *Snapshot) {
 	if s.Moed.Status.Serving != nil {
 		last = s.Moed.Status.Serving.Revision
 	}
-	serving := revisions.Serving(s.Workloads, s.Pods, d.Revision, last)
+	serving := revisions.Serving(s.Workloads, s.Pods, d.StableRevision(), last)
 	if serving == nil {
 		return
 	}
@@ -231,7 +234,7 @@ func (d *Decision) decideServing(s *Snapshot) {
 
 // decideTraffic sums the traffic of the serving revision.
 func (d *Decision) decideTraffic(s *Snapshot) {
-	if PollsRouters(s.Moed, d.ServingRevision(), d.ServingPlanning()) && !d.hasReports(s) {
+	if (PollsRouters(s.Moed, d.ServingRevision(), d.ServingPlanning()) || d.Change != nil) && !d.hasReports(s) {
 		return
 	}
 	if desired.Observes(s.Moed) || desired.ObservesTokens(s.Moed) {

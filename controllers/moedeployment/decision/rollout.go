@@ -29,15 +29,15 @@ type Rollout struct {
 	Err error
 }
 
-// RolloutState is the state of the rollout of a new plan.
+// RolloutState is the state of the rollout of a candidate: a new plan, or a change of the spec.
 type RolloutState struct {
-	// Phase is empty if no plan is being rolled out.
+	// Phase is empty if no candidate is being rolled out.
 	Phase semmoev1.RolloutPhase
 	// Reason and Message explain what the rollout waits for, or why it failed.
 	Reason, Message string
-	// Candidate is the revision of the new plan; Plan is its short digest.
+	// Candidate is the revision of the candidate. Plan is the short digest of its plan; empty if it has no new one.
 	Candidate, Plan string
-	// Held reports a failed rollout that only a user may roll back.
+	// Held reports a failed rollout that only a user may roll back, or replace by another change.
 	Held bool
 	// Measured is the gain that the canary has measured, or nil if unknown.
 	Measured *MeasuredGain
@@ -66,6 +66,7 @@ func DecideRollout(s *Snapshot, d *Decision) Rollout {
 	if m.in.Stable != rollout.None {
 		r.mark(m.workloads[m.in.Stable], "", s.Now, nil) // the serving workload counts as proven
 		if m.in.Candidate == rollout.None {
+			r.forgetFailures(d, m.workloads[m.in.Stable])
 			r.RolloutState = withoutCandidate(d, m)
 		} else if r.decideCandidate(s, d, m, action); r.Phase == semmoev1.RolloutPhaseRollingBack {
 			// A candidate is removed once the cache shows that its plan failed. Removing it before could start it
@@ -93,7 +94,7 @@ func DecideRollout(s *Snapshot, d *Decision) Rollout {
 			r.write(writes.Delete{Object: workload.Object, Unchanged: true})
 		}
 	}
-	r.Settled = m.in.Stable != rollout.None && m.in.Revisions[m.in.Stable].Replicas == m.in.Budget.Replicas && totalReplicas(m.in.Revisions) == m.in.Budget.Replicas
+	r.Settled = d.Change == nil && m.in.Stable != rollout.None && m.in.Revisions[m.in.Stable].Replicas == m.in.Budget.Replicas && totalReplicas(m.in.Revisions) == m.in.Budget.Replicas
 	return r
 }
 
@@ -130,13 +131,14 @@ func movesOf(s *Snapshot, d *Decision) (moves, error) {
 	find := func(revision string) int {
 		return slices.IndexFunc(m.workloads, func(w *revisions.Workload) bool { return w.Name == moed.Name+"-"+revision })
 	}
-	if m.in.Stable = find(d.Revision); m.in.Stable == rollout.None {
+	if m.in.Stable = find(d.StableRevision()); m.in.Stable == rollout.None {
 		if err := m.add(s, d.Revision, d.Planning.Serving, ""); err != nil {
 			return m, err
 		}
 		m.in.Stable = 0
 	}
-	if d.Planning.Candidate == nil {
+	layout, has := d.candidate()
+	if !has {
 		return m, nil
 	}
 	switch at := find(d.CandidateRevision); {
@@ -144,7 +146,7 @@ func movesOf(s *Snapshot, d *Decision) (moves, error) {
 		m.in.Candidate = at
 	case at >= 0: // left over from earlier service: it is deleted first, and created again as a canary
 	case rollout.MayTry(m.in.Budget, m.in.Revisions, m.in.Stable):
-		if err := m.add(s, d.CandidateRevision, d.Planning.Candidate, semmoev1.RolloutCanary); err != nil {
+		if err := m.add(s, d.CandidateRevision, layout, semmoev1.RolloutCanary); err != nil {
 			return m, err
 		}
 		m.in.Stable, m.in.Candidate = m.in.Stable+1, 0
@@ -177,6 +179,9 @@ func (m *moves) add(s *Snapshot, revision string, under *revisions.Layout, step 
 // one may wait for another change to complete.
 func withoutCandidate(d *Decision, m moves) RolloutState {
 	var state RolloutState
+	if d.Change != nil {
+		return d.Change.withoutTrial(d, m)
+	}
 	if d.Planning.Candidate != nil {
 		state.Reason = "WaitingForReplicas"
 		state.Message = fmt.Sprintf("Plan %s starts its canary once all replicas run revision %s", d.Planning.Candidate.Short(), d.Revision)

@@ -182,7 +182,7 @@ func outgrown(s *Snapshot, plan *semmoev1.PlacementPlan) bool {
 	cooldown := time.Duration(*s.Moed.Spec.Drift.CooldownSeconds) * time.Second
 	return lost && plan.DeletionTimestamp == nil && (Planning{Base: plan, BatchSizes: s.BatchSizes}).BatchesMoved() &&
 		s.Moed.Spec.Placement.PlanRef == nil && *s.Moed.Spec.Drift.MaxReplansPerDay > 0 && s.Now.Sub(plan.CreationTimestamp.Time) >= cooldown &&
-		!slices.ContainsFunc(s.Workloads, func(w *revisions.Workload) bool { return layoutIn(w) != nil })
+		!slices.ContainsFunc(s.Workloads, func(w *revisions.Workload) bool { return LayoutIn(w) != nil })
 }
 
 // recreatePlan deletes an unused plan, so that it is created again for the batch sizes that engines report then.
@@ -301,7 +301,7 @@ func (p *Planning) PlanPinned(moed *semmoev1.MoEDeployment) bool {
 // InService describes the profile and the plan of a serving workload, independent of the spec. For a workload without a
 // plan, the profile and the plan are the newest ones of the MoEDeployment.
 func InService(s *Snapshot, workload *revisions.Workload) (Planning, Question) {
-	p := Planning{Plans: s.Plans, Serving: layoutIn(workload)}
+	p := Planning{Plans: s.Plans, Serving: LayoutIn(workload)}
 	if p.Serving == nil {
 		profiles := slices.Clone(s.Profiles)
 		NewestFirst(profiles)

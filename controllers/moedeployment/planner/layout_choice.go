@@ -191,15 +191,15 @@ func (c *choice) inService() *revisions.Layout {
 		if engine := cmp.Or(template.Annotations[semmoev1.AnnotationEngine], string(semmoev1.EngineSGLang)); engine != string(c.moed.Spec.Engine.Type) {
 			continue // the ConfigMap contains the map of another engine
 		}
-		if l := layoutIn(workload); l != nil {
+		if l := LayoutIn(workload); l != nil {
 			return l
 		}
 	}
 	return nil
 }
 
-// layoutIn returns the layout that a workload serves under; nil for none.
-func layoutIn(workload *revisions.Workload) *revisions.Layout {
+// LayoutIn returns the layout that a workload serves under; nil for none.
+func LayoutIn(workload *revisions.Workload) *revisions.Layout {
 	template := workload.Template()
 	for _, volume := range template.Spec.Volumes {
 		if digest := template.Annotations[semmoev1.AnnotationPlanDigest]; digest != "" && volume.Name == semmoev1.PlanVolume && volume.ConfigMap != nil {

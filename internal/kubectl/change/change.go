@@ -72,6 +72,9 @@ func SetReconciliation(moed *semmoev1.MoEDeployment, mode semmoev1.Reconciliatio
 // Approve approves the given plan, or the pending plan if plan is nil. plans are the PlacementPlans of the namespace.
 func Approve(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan, plan *semmoev1.PlacementPlan) (Change, error) {
 	if plan == nil {
+		if revision := changeOnTrial(moed); revision != "" && moed.Status.PendingPlan == revision {
+			return approveChange(moed, revision), nil
+		}
 		var err error
 		if plan, err = pendingPlan(moed, plans); err != nil {
 			return Change{}, err
@@ -100,6 +103,24 @@ func Approve(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan, plan 
 		c.Patch = nested(short, "metadata", "annotations", semmoev1.AnnotationApprove)
 	}
 	return c, nil
+}
+
+// changeOnTrial returns the revision of the change of the spec that is on a canary or being promoted; empty if there is
+// none. The canary of a plan runs next to the desired revision; the canary of a change is the desired revision.
+func changeOnTrial(moed *semmoev1.MoEDeployment) string {
+	if rollout := moed.Status.Rollout; rollout != nil && rollout.CandidateRevision == moed.Status.Revision {
+		return rollout.CandidateRevision
+	}
+	return ""
+}
+
+// approveChange approves a change whose canary is inconclusive.
+func approveChange(moed *semmoev1.MoEDeployment, revision string) Change {
+	c := Change{Kind: deploymentKind, Name: moed.Name, Done: "approved for revision " + revision + pausedNote(moed)}
+	if moed.Annotations[semmoev1.AnnotationApprove] != revision {
+		c.Patch = nested(revision, "metadata", "annotations", semmoev1.AnnotationApprove)
+	}
+	return c
 }
 
 func advisoryError(moed *semmoev1.MoEDeployment) error {
@@ -232,11 +253,18 @@ func pendingPlan(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan) (
 	return nil, statef("no plan of MoEDeployment %s waits for approval (%s: %s)", moed.Name, rolledOut.Reason, rolledOut.Message)
 }
 
-// RollBack rolls back the candidate plan: it marks the candidate revision as failed by a user's decision.
+// RollBack rolls back the candidate: it marks the candidate revision as failed by a user's decision.
 func RollBack(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan, why string) (Change, error) {
 	rollout := moed.Status.Rollout
 	if rollout == nil || rollout.CandidateRevision == "" {
 		return Change{}, statef("no plan of MoEDeployment %s is being rolled out; to return to another plan, select it with --to, which pins it", moed.Name)
+	}
+	if revision := changeOnTrial(moed); revision != "" {
+		c := Change{Kind: deploymentKind, Name: moed.Name, Done: fmt.Sprintf("rolled back: revision %s is removed, and is not tried again until the spec changes", revision)}
+		if rollout.Phase != semmoev1.RolloutPhaseRollingBack && moed.Annotations[semmoev1.AnnotationRollBack] != revision {
+			c.Patch = nested(revision, "metadata", "annotations", semmoev1.AnnotationRollBack)
+		}
+		return c, nil
 	}
 	for _, plan := range plans {
 		if plan.Status.Plan == "" || plan.Status.Plan != rollout.CandidatePlan || !appliesTo(moed, &plan) {

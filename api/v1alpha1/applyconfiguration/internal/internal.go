@@ -1013,6 +1013,8 @@ var schemaYAML = typed.YAMLObject(`types:
         scalar: numeric
 - name: com.github.semmoe.operator.api.v1alpha1.RollbackMode
   scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.RolloutCompare
+  scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.RolloutPhase
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.RolloutSpec
@@ -1025,6 +1027,10 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
       default: 1
+    - name: compare
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RolloutCompare
+      default: Plans
     - name: maxSurge
       type:
         scalar: numeric

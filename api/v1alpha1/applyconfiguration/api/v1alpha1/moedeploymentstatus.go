@@ -44,7 +44,7 @@ type MoEDeploymentStatusApplyConfiguration struct {
 	// planDigest is the short digest of the plan of the serving revision. It is empty without a plan.
 	PlanDigest *string `json:"planDigest,omitempty"`
 	// pendingPlan is the short digest of the plan that waits for approval: the value that the annotation semmoe.io/approve
-	// needs. It is absent while no plan waits.
+	// needs. For another change whose canary proves nothing it is the revision. It is absent while nothing waits.
 	PendingPlan *string `json:"pendingPlan,omitempty"`
 	// rollout is the progress of the roll-out of a new plan. It is absent while no plan is rolled out.
 	Rollout *RolloutStatusApplyConfiguration `json:"rollout,omitempty"`

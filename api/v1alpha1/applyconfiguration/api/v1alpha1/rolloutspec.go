@@ -30,7 +30,7 @@ type RolloutSpecApplyConfiguration struct {
 	// (status.batchTokens), and 4096, 16384 and 65536 tokens with equal weights while the engines report nothing.
 	BatchTokens *int32 `json:"batchTokens,omitempty"`
 	// canaryReplicas is the number of replicas that serve a new plan until it is promoted. Default 1. With two or more
-	// replicas, at least one stays on the plan in service. Other changes of the spec have no canary.
+	// replicas, at least one stays on the plan in service. Other changes of the spec have a canary with compare All.
 	CanaryReplicas *int32 `json:"canaryReplicas,omitempty"`
 	// soakSeconds is the minimum time that the canary replicas must serve before the plan may be promoted, counted from
 	// when they are ready. Default 300. After that the plan is promoted once two facts are proven: its times are not
@@ -42,6 +42,11 @@ type RolloutSpecApplyConfiguration struct {
 	// rollback is Automatic or Manual. Default Automatic. With Manual a plan that failed on its canary stays there
 	// until a user rolls it back.
 	Rollback *apiv1alpha1.RollbackMode `json:"rollback,omitempty"`
+	// compare is Plans or All. Default Plans. With All, a change of the spec that replaces pods, such as another engine
+	// image or argument, starts on a canary too. It is promoted once its times and failures are proven not to be worse
+	// than those of the revision in service, and rolled back if they are worse. It is rolled out directly if there is
+	// nothing to compare with: no replica is ready, or there is one replica and maxSurge is 0.
+	Compare *apiv1alpha1.RolloutCompare `json:"compare,omitempty"`
 }
 
 // RolloutSpecApplyConfiguration constructs a declarative configuration of the RolloutSpec type for use with
@@ -103,5 +108,13 @@ func (b *RolloutSpecApplyConfiguration) WithSoakSeconds(value int32) *RolloutSpe
 // If called multiple times, the Rollback field is set to the value of the last call.
 func (b *RolloutSpecApplyConfiguration) WithRollback(value apiv1alpha1.RollbackMode) *RolloutSpecApplyConfiguration {
 	b.Rollback = &value
+	return b
+}
+
+// WithCompare sets the Compare field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Compare field is set to the value of the last call.
+func (b *RolloutSpecApplyConfiguration) WithCompare(value apiv1alpha1.RolloutCompare) *RolloutSpecApplyConfiguration {
+	b.Compare = &value
 	return b
 }

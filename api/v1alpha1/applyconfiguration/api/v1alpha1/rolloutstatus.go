@@ -12,7 +12,7 @@ import (
 // RolloutStatusApplyConfiguration represents a declarative configuration of the RolloutStatus type for use
 // with apply.
 //
-// RolloutStatus is the progress of the roll-out of a new plan.
+// RolloutStatus is the progress of the roll-out of a new plan, or of another change that is compared on a canary.
 type RolloutStatusApplyConfiguration struct {
 	// phase is Canary, Promoting or RollingBack.
 	Phase *apiv1alpha1.RolloutPhase `json:"phase,omitempty"`
@@ -20,9 +20,9 @@ type RolloutStatusApplyConfiguration struct {
 	Since *v1.Time `json:"since,omitempty"`
 	// stableRevision is the revision in service before the roll-out.
 	StableRevision *string `json:"stableRevision,omitempty"`
-	// candidateRevision is the revision of the new plan.
+	// candidateRevision is the revision of the new plan or change.
 	CandidateRevision *string `json:"candidateRevision,omitempty"`
-	// candidatePlan is the short digest of the new plan.
+	// candidatePlan is the short digest of the new plan; empty for a change without one.
 	CandidatePlan *string `json:"candidatePlan,omitempty"`
 	// message is what the roll-out waits for, or why it failed.
 	Message *string `json:"message,omitempty"`

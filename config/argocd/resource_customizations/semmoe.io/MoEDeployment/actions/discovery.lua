@@ -2,17 +2,21 @@
 -- are used.
 local status = obj.status or {}
 local annotations = obj.metadata.annotations or {}
-local candidate = (status.rollout or {}).candidatePlan
+local rollout = status.rollout or {}
+local candidate = rollout.candidatePlan
+if rollout.candidateRevision == status.revision then
+  candidate = rollout.candidateRevision -- a change of the spec
+end
 local paused = obj.spec.reconciliation == "Paused"
 
 return {
   ["approve"] = {
-    displayName = "Approve plan",
+    displayName = "Approve",
     iconClass = "fa fa-fw fa-check",
     disabled = status.pendingPlan == nil or annotations["semmoe.io/approve"] == status.pendingPlan,
   },
   ["roll-back"] = {
-    displayName = "Roll back plan",
+    displayName = "Roll back",
     iconClass = "fa fa-fw fa-undo",
     disabled = candidate == nil or annotations["semmoe.io/rollback"] == candidate,
   },

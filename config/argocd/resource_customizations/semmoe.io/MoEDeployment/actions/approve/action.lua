@@ -1,7 +1,7 @@
--- Approves the plan that waits for approval.
+-- Approves the plan, or the change on its canary, that waits for approval.
 local plan = (obj.status or {}).pendingPlan
 if plan == nil then
-  error("no plan waits for approval: see the condition RolledOut")
+  error("nothing waits for approval: see the condition RolledOut")
 end
 obj.metadata.annotations = obj.metadata.annotations or {}
 obj.metadata.annotations["semmoe.io/approve"] = plan

@@ -472,3 +472,61 @@ func TestPlansAreKept(t *testing.T) {
 	}
 	ownedBy("once another is made", "before", candidate.UID, "made")
 }
+
+// A change on trial is work for the generation, next to a revision that serves. A change that was rolled back stalls the
+// generation, and the service stays ready.
+func TestChangeIsReported(t *testing.T) {
+	const candidate, plan = "c0ffee", "bb-full"
+	for name, tc := range map[string]struct {
+		state                  decision.RolloutState
+		paused                 bool
+		rolledOut, progressing string
+		reconciling, stalled   bool
+		pending                string
+	}{
+		"canary": {
+			state:     decision.RolloutState{Phase: semmoev1.RolloutPhaseCanary, Reason: "Canary", Message: "m", Candidate: candidate, Plan: plan},
+			rolledOut: "Canary", progressing: "Canary", reconciling: true,
+		},
+		"inconclusive": {
+			state:     decision.RolloutState{Phase: semmoev1.RolloutPhaseCanary, Reason: "CanaryInconclusive", Message: "m", Candidate: candidate, Plan: plan},
+			rolledOut: "CanaryInconclusive", progressing: "CanaryInconclusive", reconciling: true, pending: candidate,
+		},
+		"waiting": {
+			state:     decision.RolloutState{Reason: "WaitingForReplicas", Message: "m"},
+			rolledOut: "WaitingForReplicas", progressing: "RollingOut", reconciling: true,
+		},
+		"rolled back": {
+			state:     decision.RolloutState{Held: true, Reason: decision.ReasonChangeRolledBack, Message: "m"},
+			rolledOut: "ChangeRolledBack", progressing: "Stalled", stalled: true,
+		},
+		"paused": {paused: true, rolledOut: "Paused", progressing: "Paused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			trial := newTrial(t)
+			stable := trial.workloads[1]
+			if tc.paused {
+				trial.moed.Spec.Reconciliation = semmoev1.ReconciliationPaused
+			}
+			trial.o.Serving, trial.o.Change = stable, &decision.Change{Stable: stable}
+			trial.o.Planning, trial.o.Revision, trial.o.Rollout = planner.Planning{}, candidate, tc.state
+			status := statusOf(trial.moed, trial.o, moedtest.Start)
+			reason := func(kind string) string { return meta.FindStatusCondition(status.Conditions, kind).Reason }
+			if reason(semmoev1.ConditionRolledOut) != tc.rolledOut || reason(semmoev1.ConditionProgressing) != tc.progressing {
+				t.Errorf("RolledOut %s, Progressing %s; want %s, %s", reason(semmoev1.ConditionRolledOut), reason(semmoev1.ConditionProgressing), tc.rolledOut, tc.progressing)
+			}
+			for kind, want := range map[string]bool{semmoev1.ConditionStalled: tc.stalled, semmoev1.ConditionDegraded: false, semmoev1.ConditionReconciling: tc.reconciling} {
+				if got := meta.IsStatusConditionTrue(status.Conditions, kind); got != want {
+					t.Errorf("%s is %v, want %v", kind, got, want)
+				}
+			}
+			serving := stable.Labels[semmoev1.LabelRevision]
+			if status.Revision != candidate || status.Serving == nil || status.Serving.Revision != serving || status.PendingPlan != tc.pending {
+				t.Errorf("revision %s, serving %+v, pending %q", status.Revision, status.Serving, status.PendingPlan)
+			}
+			if rollout := status.Rollout; (rollout != nil) != (tc.state.Phase != "") || rollout != nil && (rollout.StableRevision != serving || rollout.CandidateRevision != candidate) {
+				t.Errorf("status.rollout is %+v", rollout)
+			}
+		})
+	}
+}

@@ -18,6 +18,45 @@ import (
 	"github.com/semmoe/operator/test/tier"
 )
 
+// comparing is a story: a change of the pods is promoted from its canary, a user rolls the next one back from its canary,
+// and reverts it.
+func comparing(t *testing.T, namespace string) {
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
+		m.Spec.Replicas = ptr.To[int32](2)
+		m.Spec.Rollout.Compare = semmoev1.CompareAll
+		m.Spec.Rollout.SoakSeconds = ptr.To[int32](0) // compares nothing
+	})
+	create(t, moed)
+	waitComplete(t, moed)
+	set := func(value string, soakSeconds int32) {
+		update(t, moed, func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Env, m.Spec.Rollout.SoakSeconds = []corev1.EnvVar{{Name: "CHANGED", Value: value}}, ptr.To(soakSeconds)
+		})
+	}
+	served := func(value string) error {
+		workloads := listWorkloads(t, moed)
+		if len(workloads) != 1 || !slices.Contains(workloads[0].Spec.Template.Spec.Containers[0].Env, corev1.EnvVar{Name: "CHANGED", Value: value}) {
+			return fmt.Errorf("%d workloads", len(workloads))
+		}
+		return complete(get(t, moed))
+	}
+	set("first", 0)
+	eventually(t, waitTimeout, "the first change is promoted", func() error { return served("first") })
+	set("second", 86400)
+	eventually(t, waitTimeout, "the second change is on its canary", func() error {
+		if current := get(t, moed); phaseOf(current) != semmoev1.RolloutPhaseCanary {
+			return fmt.Errorf("conditions %+v", current.Status.Conditions)
+		}
+		return nil
+	})
+	update(t, moed, func(m *semmoev1.MoEDeployment) {
+		m.Annotations = map[string]string{semmoev1.AnnotationRollBack: get(t, moed).Status.Rollout.CandidateRevision}
+	})
+	waitConditionWithin(t, waitTimeout, moed, semmoev1.ConditionStalled, metav1.ConditionTrue, "ChangeRolledBack", "RollbackRequested")
+	set("first", 86400)
+	eventually(t, waitTimeout, "the first change serves", func() error { return served("first") })
+}
+
 // slowBy returns the arguments of an engine whose steps are delayed.
 func slowBy(delay time.Duration) []string {
 	return []string{"--fault", refengine.FaultSlowSteps + delay.String()}

@@ -41,6 +41,7 @@ var stories = []story{
 	{name: "switching", run: switching, needs: installInferencePools},
 	{name: "promoting", run: promoting},
 	{name: "rolling back", run: rollingBack},
+	{name: "comparing", run: comparing},
 	{name: "breaking", run: breaking},
 	{name: "pinning", run: pinning},
 	{name: longestStory, run: replanning, names: sampledNames},

@@ -60,6 +60,9 @@ type Adapter struct {
 	// CheckOverlap returns an error that names the field if the engine, or its model if known, does not support
 	// Launch.Overlap. It is nil if the engine has no flags for overlap. Call Adapter.Overlaps instead.
 	CheckOverlap func(Situation) error
+	// OverlapThresholds are the engine's default thresholds for micro-batches. It is nil if the engine has no flags for
+	// them: then it splits every step.
+	OverlapThresholds *OverlapThresholds
 	// Nodes describes how a replica is spread over several pods. It is nil if that is not possible with flags only.
 	Nodes *Nodes
 	// Check adds the limitations of this engine, or of some of its models, to a verdict. It may be nil.

@@ -11,6 +11,10 @@ import (
 // OverlapField is the field of the spec that sets Launch.Overlap.
 const OverlapField = "spec.engine.overlap"
 
+// OverlapThresholds are numbers of tokens of a rank from which an engine splits a step that only decodes, or one with
+// prompts.
+type OverlapThresholds struct{ Decode, Prefill int32 }
+
 // ValidateOverlap returns an error that names the field if the engine does not support Launch.Overlap. Without a family,
 // properties of the model are not checked.
 func (a Adapter) ValidateOverlap(s Situation) error {

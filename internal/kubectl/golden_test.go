@@ -237,7 +237,7 @@ func TestDocumentation(t *testing.T) {
 // goldens returns all runs, by the names of their golden files.
 func goldens() map[string]golden {
 	all := map[string]golden{}
-	for _, some := range []map[string]golden{statusGoldens(), planGoldens(), replanGoldens(), topGoldens(), writeGoldens(), errorGoldens()} {
+	for _, some := range []map[string]golden{statusGoldens(), planGoldens(), replanGoldens(), topGoldens(), adviseGoldens(), writeGoldens(), errorGoldens()} {
 		for name, g := range some {
 			all[name] = g
 		}

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -78,7 +80,7 @@ func (p *program) command() *cobra.Command {
 		SilenceUsage: true, SilenceErrors: true,
 		Version:           buildinfo.Read().String(),
 		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		PersistentPreRunE: func(*cobra.Command, []string) error { return p.checkOutput() },
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return p.checkOutput(cmd) },
 	}
 	root.Args = func(_ *cobra.Command, args []string) error {
 		if len(args) > 0 {
@@ -93,17 +95,24 @@ func (p *program) command() *cobra.Command {
 	})
 	flags := root.PersistentFlags()
 	p.connection.bind(flags)
-	flags.StringVarP(&p.output, "output", "o", "", "output format: json (default: text)")
-	root.AddCommand(p.statusCommand(), p.explainCommand(), p.diffCommand(), p.topCommand(), p.approveCommand(), p.rollbackCommand(),
+	flags.StringVarP(&p.output, "output", "o", "", "output format: json; of advise also yaml and patch (default: text)")
+	root.AddCommand(p.statusCommand(), p.explainCommand(), p.diffCommand(), p.topCommand(), p.adviseCommand(), p.approveCommand(), p.rollbackCommand(),
 		p.pauseCommand(), p.resumeCommand(), p.replanCommand(), p.reportCommand())
 	return root
 }
 
-func (p *program) checkOutput() error {
-	if p.output != "" && p.output != "json" {
-		return usageErrorf("--output: %q is invalid: allowed is json", p.output)
+// furtherOutputs are the output formats of commands in addition to text and json.
+var furtherOutputs = map[string][]string{"advise": {"yaml", "patch"}}
+
+func (p *program) checkOutput(cmd *cobra.Command) error {
+	further := furtherOutputs[cmd.Name()]
+	if p.output == "" || p.output == "json" || slices.Contains(further, p.output) {
+		return nil
 	}
-	return nil
+	if len(further) > 0 {
+		return usageErrorf("--output: %q is invalid: allowed are json, %s", p.output, strings.Join(further, ", "))
+	}
+	return usageErrorf("--output: %q is invalid: allowed is json", p.output)
 }
 
 // arguments accepts between minArgs and maxArgs names. Its error contains the usage line of the command.

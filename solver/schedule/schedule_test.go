@@ -239,3 +239,39 @@ func BenchmarkOf(b *testing.B) {
 		})
 	}
 }
+
+// Micro-batches save time only where the exchange is worth hiding: from a threshold, at all larger loads.
+func TestMicroBatches(t *testing.T) {
+	s := made(t, backbone(), Inputs{Ranks: 8, SlotsPerRank: 20, LAR: 0.4})
+	m, err := s.MicroBatches(machines(t), 20, s.LAR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	from := m.Threshold(2, 0.01)
+	if from < loads[0] || from > loads[len(loads)-1] {
+		t.Fatalf("the threshold is %d", from)
+	}
+	for _, tokens := range loads {
+		one, two := m.Time(tokens, 1), m.Time(tokens, 2)
+		t.Logf("%d tokens: %.0f µs, in two micro-batches %.0f µs", tokens, one, two)
+		if tokens >= from && two > 0.99*one {
+			t.Errorf("%d tokens: two micro-batches take %v µs, one %v", tokens, two, one)
+		}
+		for _, load := range s.Shared {
+			if load.TokensPerRank == tokens && math.Abs(load.Ungrouped-one) > 1e-6*one {
+				t.Errorf("%d tokens: one micro-batch takes %v µs, and one group of experts %v", tokens, one, load.Ungrouped)
+			}
+		}
+	}
+	if before := loads[0] / 8; m.Time(before, 2) < m.Time(before, 1) {
+		t.Errorf("two micro-batches of %d tokens are faster, although each reads all weights", before)
+	}
+	if none := m.Threshold(2, 0.9); none != 0 {
+		t.Errorf("a saving of 90%% from %d tokens", none)
+	}
+	for _, bad := range []float64{-1, 2, math.NaN()} {
+		if _, err := s.MicroBatches(machines(t), 20, bad); err == nil {
+			t.Errorf("a rate of %v is accepted", bad)
+		}
+	}
+}

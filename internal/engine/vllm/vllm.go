@@ -39,7 +39,8 @@ func Adapter() engine.Adapter {
 		Check:             check,
 		CheckStart:        checkStart,
 
-		CheckOverlap: checkOverlap,
+		CheckOverlap:      checkOverlap,
+		OverlapThresholds: &engine.OverlapThresholds{Decode: 32, Prefill: 512}, // vllm/config/parallel.py
 
 		Images: []string{"vllm-openai", "vllm"}, ReleasePath: "/version",
 		Oldest: oldest, Newest: newest, Mechanisms: Mechanisms(), Routes: routes(), Administrative: administrative,

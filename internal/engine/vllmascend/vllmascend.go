@@ -23,6 +23,7 @@ func Adapter() engine.Adapter {
 	a.CountsActivations = false // the counting plug-in supports only vLLM's own MoE layers
 	a.Check = check             // vLLM's all-to-all backends are for other devices
 	a.CheckOverlap = nil        // vLLM's backends with overlap are for other devices
+	a.OverlapThresholds = nil
 	a.Images, a.Oldest, a.Newest = []string{"vllm-ascend"}, oldest, newest
 	a.Mechanisms = slices.Concat(slices.DeleteFunc(a.Mechanisms, func(m engine.Mechanism) bool { return newest.Before(m.First) || m.Kind == engine.DraftKind }), mechanisms())
 	a.Routes = slices.DeleteFunc(a.Routes, func(r engine.Route) bool { return newest.Before(r.First) })

@@ -117,7 +117,7 @@ try: build ## What a plan changes, in a minute and without Kubernetes: a small r
 
 # What is kept ends by Ctrl-C, as asked: in a process group of its own the demo has that for itself, and make goes on to its end.
 .PHONY: demo
-demo: build controlplane ## From nothing to a served model, and a change of its traffic, on a local control plane (ACTS=1 or 2: one act; KEEP=1 leaves it up; METRICS=127.0.0.1:9999 for a Prometheus; KUBECONFIG=... uses that cluster)
+demo: build controlplane ## From nothing to a served model, and a change of its traffic, on a local control plane (ACTS=1 or 2: one act, 3: token shuffling; KEEP=1 leaves it up; METRICS=127.0.0.1:9999 for a Prometheus; KUBECONFIG=... uses that cluster)
 	CGO_ENABLED=0 go build -trimpath -o bin/demo ./test/demo # the flags of bin/semmoe: what is compiled for one serves the other
 	$(if $(KEEP),set -m;) bin/demo; :
 

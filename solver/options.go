@@ -18,7 +18,8 @@ type Options struct {
 	Ranks     int
 	Attention placement.Attention
 	Algorithm placement.Algorithm
-	Forecast  Forecast
+	// Forecast is the forecast of the tables, or AutoForecast.
+	Forecast Forecast
 	// RedundantSlots is the number of slots per rank for copies of experts of other ranks.
 	RedundantSlots int
 	// RedundantMemory, if positive, is the memory of a rank for copies in bytes, over all layers. Solve then chooses

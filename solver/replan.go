@@ -19,8 +19,8 @@ import (
 
 // ReplanOptions are the inputs of Replan in addition to the traces and the plan in service.
 type ReplanOptions struct {
-	// Options are those of Solve. The plan in service defines EP size, attention, forecast, objective, rank capacities,
-	// redundant slots and the placement to start from.
+	// Options are those of Solve. The plan in service defines EP size, attention, objective, rank capacities, redundant
+	// slots, the placement to start from and, if the options name none, the forecast.
 	Options
 	// MoveGainPercent is the minimum gain for moving an expert to another rank: local activations over the profile, in
 	// percent of the activations of the mean expert of a layer. With message objectives, the gain is in saved messages.
@@ -40,6 +40,14 @@ func (o *ReplanOptions) Check() error {
 		return fmt.Errorf("prior percent is %d; allowed is 0 to 100", o.PriorPercent)
 	}
 	return o.ReplanPolicy.Check()
+}
+
+// forecastAfter returns the forecast of the options or, if they name none, that of the plan in service.
+func (o *ReplanOptions) forecastAfter(current *Plan) Forecast {
+	if o.Forecast == AutoForecast {
+		return current.Forecast
+	}
+	return cmp.Or(o.Forecast, current.Forecast)
 }
 
 // machines returns the target machines for a number of ranks.
@@ -174,7 +182,7 @@ func newReplan(recent, prior *trace.Trace, current *Plan, o ReplanOptions) (*rep
 		return nil, fmt.Errorf("%w: there are %d, at least %d are needed", ErrTooFewRequests, n, minRecentRequests)
 	}
 	p := current.Placement
-	o.Ranks, o.Attention, o.Forecast, o.Algorithm = p.Ranks, current.Attention, current.Forecast, placement.Auto
+	o.Ranks, o.Attention, o.Forecast, o.Algorithm = p.Ranks, current.Attention, o.forecastAfter(current), placement.Auto
 	o.Options.BatchTokens = o.ReplanPolicy.BatchTokens
 	o.Objective, o.RanksPerNode, o.Current, o.Fresh = current.Objective, cmp.Or(current.RanksPerNode, o.RanksPerNode), p, true
 	o.RedundantSlots, o.RedundantMemory, o.Constraints.RankCapacity = p.SlotsPerRank-p.Experts/p.Ranks, 0, current.RankCapacity

@@ -157,8 +157,8 @@ func newCountsReplan(ctx context.Context, recent CountedProfile, prior []affinit
 		return nil, fmt.Errorf("train percent is %d; allowed is 1 to 99", o.TrainPercent)
 	case o.Embeddings != nil && o.Embeddings.Tokens != current.Vocabulary:
 		return nil, fmt.Errorf("embeddings are of %d tokens; the vocabulary of the plan in service is %d", o.Embeddings.Tokens, current.Vocabulary)
-	case current.Forecast != Table:
-		return nil, fmt.Errorf("the plan in service has forecast %s; counts do not contain the order of tokens; use a trace", current.Forecast)
+	case current.Forecast != Table || o.forecastAfter(current) != Table:
+		return nil, fmt.Errorf("the plan in service has forecast %s, the new plan %s; counts do not contain the order of tokens; use a trace", current.Forecast, o.forecastAfter(current))
 	}
 	for name, layers := range map[string][]affinity.Counts{"recent": recent.Layers, "prior": prior} {
 		if layers != nil && (len(layers) != len(p.Layers) || layers[0].Experts != p.Experts || layers[0].Vocabulary() != current.Vocabulary) {

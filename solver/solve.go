@@ -29,6 +29,8 @@ type Solution struct {
 	Unmet []string
 	// Neighbours is the comparison of tables with and without neighbours of unseen tokens; nil without embeddings.
 	Neighbours *NeighbourTrial
+	// Forecasts is the comparison of forecasts; nil if the options name one, or if only Table is possible.
+	Forecasts *ForecastChoice
 	// FallBack is the reason for falling back to the default placement. It is empty if there was no fallback.
 	FallBack string
 	// Truncated is set when the time budget cut off the search, or the comparison with the default placement.
@@ -91,6 +93,10 @@ func newSearch(t *trace.Trace, o Options) (*search, error) {
 	if err := o.check(&t.Model); err != nil {
 		return nil, err
 	}
+	auto := o.Forecast == AutoForecast
+	if auto {
+		o.Forecast = Table
+	}
 	if _, err := ParseForecast(string(o.Forecast)); err != nil {
 		return nil, err
 	}
@@ -116,7 +122,8 @@ func newSearch(t *trace.Trace, o Options) (*search, error) {
 	if o.CopyRule == placement.NearestCopy && o.Current != nil {
 		o.CopyRule = o.Current.CopyRule
 	}
-	return &search{trace: t, options: o, groups: groups, train: train, test: test}, nil
+	auto = auto && o.Attention == placement.TensorParallel && !o.Unshuffled
+	return &search{trace: t, options: o, groups: groups, train: train, test: test, choosesForecast: auto}, nil
 }
 
 // search is the state of one Solve.
@@ -125,6 +132,8 @@ type search struct {
 	options     Options
 	groups      int
 	train, test []int
+	// choosesForecast selects the forecast by comparison once the placement is known. Until then, it is Table.
+	choosesForecast bool
 	// counted are the train requests, or a sample of them, of which whole requests are clustered.
 	counted     []int
 	tokens      []affinity.Counts
@@ -207,7 +216,7 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 	if solution.Neighbours, err = s.tryNeighbours(ctx, result.Placement, by); err != nil {
 		return nil, err
 	}
-	return solution, s.finish(ctx, solution, &result, by)
+	return solution, s.finish(ctx, solution, &result, by, deadline)
 }
 
 func (s *search) solution(of *placement.Result) *Solution {
@@ -215,7 +224,13 @@ func (s *search) solution(of *placement.Result) *Solution {
 }
 
 // finish builds the tables of the selected placement, and scores the plan on the test requests.
-func (s *search) finish(ctx context.Context, solution *Solution, result *placement.Result, by placement.Algorithm) (err error) {
+func (s *search) finish(ctx context.Context, solution *Solution, result *placement.Result, by placement.Algorithm, deadline time.Time) (err error) {
+	if s.choosesForecast {
+		if solution.Forecasts, err = s.compareForecasts(ctx, result.Placement, by, deadline); err != nil {
+			return err
+		}
+		s.options.Forecast = solution.Forecasts.Chosen
+	}
 	if solution.Plan, err = s.plan(ctx, result.Placement, by); err != nil {
 		return err
 	}

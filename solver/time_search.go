@@ -178,7 +178,7 @@ func (s *search) runNamed(ctx context.Context, name string, truncated bool, dead
 	taken := *result
 	taken.Placement = chosen.placement
 	// The plan is built last, because its tables can use most of the memory of a solve.
-	if err := s.finish(ctx, solution, &taken, chosen.algorithm); err != nil {
+	if err := s.finish(ctx, solution, &taken, chosen.algorithm, deadline); err != nil {
 		return nil, err
 	}
 	solution.Plan.Chosen = chosen.name

@@ -113,12 +113,40 @@ func (l *LayoutSpec) RedundantMemory() int64 {
 // +kubebuilder:validation:Enum=auto;alternating;cross-entropy;eplb;contiguous
 type SolverAlgorithm string
 
+// SolverForecast is what the tables of a plan predict the experts of a token from, with attention TensorParallel. semmoe
+// solve --forecast has more of them, for comparisons.
+//
+// +kubebuilder:validation:Enum=Auto;Table;Transition;LookBack;LookAhead
+type SolverForecast string
+
+const (
+	// ForecastAuto chooses one of the others by modelled time on held-out documents of the profile.
+	ForecastAuto SolverForecast = "Auto"
+	// ForecastTable predicts from the token ID.
+	ForecastTable SolverForecast = "Table"
+	// ForecastTransition also uses the ranks of the token's experts in the two previous MoE layers.
+	ForecastTransition SolverForecast = "Transition"
+	// ForecastLookBack also uses the ranks of the token's experts in up to four previous MoE layers, with fitted weights.
+	ForecastLookBack SolverForecast = "LookBack"
+	// ForecastLookAhead predicts from the gate of the layer, applied before the layer's attention.
+	ForecastLookAhead SolverForecast = "LookAhead"
+)
+
 // SolverSpec configures the search for a placement.
 type SolverSpec struct {
 	// algorithm is auto, or another algorithm of docs/compare-algorithms.md. Default auto. A plan that
 	// replaces another plan after drift always uses auto.
 	// +optional
 	Algorithm SolverAlgorithm `json:"algorithm,omitempty"`
+
+	// forecast is what the plan's tables predict the experts of a token from: Auto, Table, Transition, LookBack or
+	// LookAhead (docs/forecasts.md). Default Auto, which takes the smallest tables whose modelled layer time is within
+	// 1% of the best one; status.forecast.method of the plan is its choice. With attention DataParallel it is Table.
+	// Transition, LookBack and LookAhead require tokenShuffle Enabled, and an engine whose token shuffle supports them.
+	// LookAhead also requires a profile with a look-ahead. A plan that replaces another one for new traffic keeps the
+	// forecast of the plan in service with Auto.
+	// +optional
+	Forecast SolverForecast `json:"forecast,omitempty"`
 
 	// timeBudgetSeconds is the time limit of the search. Default 300. A plan whose search was stopped by the limit
 	// reports this.

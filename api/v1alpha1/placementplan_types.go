@@ -68,6 +68,7 @@ type PlacementPlanList struct {
 // +kubebuilder:validation:XValidation:rule="has(self.ranksPerNode) == (has(self.objective) && self.objective in ['NodeDedup', 'Hierarchical'])",message="ranksPerNode is required with objective NodeDedup or Hierarchical, and not allowed with other objectives",fieldPath=".ranksPerNode"
 // +kubebuilder:validation:XValidation:rule="!has(self.ranksPerNode) || self.ranksPerNode < self.expertParallelSize && self.expertParallelSize % self.ranksPerNode == 0",message="ranksPerNode must divide expertParallelSize, and be smaller: the objective needs at least two nodes",fieldPath=".ranksPerNode"
 // +kubebuilder:validation:XValidation:rule="!has(self.objective) || self.objective != 'Activation' || !has(self.tokenShuffle) || self.tokenShuffle == 'Enabled'",message="objective Activation needs tokenShuffle Enabled: with Disabled the objective is the same for every placement; use RankDedup",fieldPath=".objective"
+// +kubebuilder:validation:XValidation:rule="!has(self.solver) || !has(self.solver.forecast) || self.solver.forecast in ['Auto', 'Table'] || self.attention == 'TensorParallel' && (!has(self.tokenShuffle) || self.tokenShuffle == 'Enabled')",message="forecast Transition, LookBack or LookAhead needs attention TensorParallel and tokenShuffle Enabled: no other engine assigns single tokens to ranks; use Auto or Table",fieldPath=".solver.forecast"
 // +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || type(self.redundantExperts) != int || self.redundantExperts % self.expertParallelSize == 0",message="redundantExperts must be a multiple of expertParallelSize: all ranks have the same number of slots",fieldPath=".redundantExperts"
 // +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || self.realization != 'ReshuffledWeights' && self.engine != 'VLLM'",message="redundantExperts needs realization EngineMap, and an engine that reads an expert map (VLLM does not): a permuted checkpoint contains each expert once",fieldPath=".redundantExperts"
 // +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts != 'Auto' || !has(self.tokenShuffle) || self.tokenShuffle == 'Enabled'",message="redundantExperts Auto needs tokenShuffle Enabled: with Disabled copies are not chosen by modelled time; set a number",fieldPath=".redundantExperts"
@@ -353,6 +354,12 @@ type PlanForecast struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	UpperBoundMilli int32 `json:"upperBoundMilli,omitempty"`
+
+	// method is the forecast of the plan's tables: Table, Transition, LookBack or LookAhead. Where spec.solver.forecast
+	// is Auto, it is the chosen one, and the message of condition Ready contains the compared times. It is absent where
+	// tokens are not shuffled, and with attention DataParallel.
+	// +optional
+	Method SolverForecast `json:"method,omitempty"`
 
 	// layerNanos is the modelled time of an MoE layer under the plan, in nanoseconds, as the mean over batchTokens:
 	// send, receive, and the GEMM of the slowest rank. It is absent where the profile does not contain the sizes of the

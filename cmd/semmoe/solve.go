@@ -65,7 +65,7 @@ func newSolveCommand() *cobra.Command {
 	f.StringVar(&flags.out, "out", "", "directory for the plan; an existing plan is replaced (required)")
 	f.StringVar(&flags.current, "current", "", "directory of the plan in service: start of the search by algorithm auto, which is faster and moves few experts")
 	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), "placement algorithm: "+cli.ListOf(placement.Algorithms))
-	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "input of the scores: table (token id); with attention tp also transition (token id and ranks of earlier layers,\nmerged as in the papers), lookback (the same with fitted weights), prefill (token id, prompt and experts of\nearlier layers), decode (as prefill, with earlier routes but without later tokens), lookahead-raw (the layer's\ngate before attention) or lookahead (the same with corrections learnt from the profile)")
+	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "input of the scores: table (token id); with attention tp also transition (token id and ranks of earlier layers,\nmerged as in the papers), lookback (the same with fitted weights), prefill (token id, prompt and experts of\nearlier layers), decode (as prefill, with earlier routes but without later tokens), lookahead-raw (the layer's\ngate before attention) or lookahead (the same with corrections learnt from the profile); auto compares table, transition,\nlookback and lookahead by modelled time on held-out documents of the profile")
 	f.StringVar(&flags.embeddings, "embeddings", "", ".npy file with a float16 or float32 vector per token id, or directory of the checkpoint: a token missing in the train\nrequests gets the mean score of its 8 nearest neighbours there, unless held-out requests show that this is worse\n(default: the mean of all tokens; not with the forecasts prefill and decode)")
 	f.StringVar(&flags.redundantSlots, "redundant-slots", "0", "number of extra slots per rank for copies of experts (algorithms auto, eplb, contiguous, round-robin), or auto: the number\nwith the lowest modelled time that fits into --redundant-memory")
 	f.StringVar(&flags.redundantMemory, "redundant-memory", "", "memory per rank for copies over all layers, in bytes or with a unit such as 8GiB (with --redundant-slots auto)")
@@ -129,8 +129,10 @@ func (f *solveFlags) options(ctx context.Context) (solver.Options, error) {
 	if o.Algorithm, err = placement.ParseAlgorithm(f.algorithm); err != nil {
 		return o, cli.UsageErrorf("--algorithm: %w", err)
 	}
-	if o.Forecast, err = solver.ParseForecast(f.forecast); err != nil {
-		return o, cli.UsageErrorf("--forecast: %w", err)
+	if f.forecast == string(solver.AutoForecast) {
+		o.Forecast = solver.AutoForecast
+	} else if o.Forecast, err = solver.ParseForecast(f.forecast); err != nil {
+		return o, cli.UsageErrorf("--forecast: %w, %s", err, solver.AutoForecast)
 	}
 	if o.Objective, err = placement.ParseObjective(f.objective); err != nil {
 		return o, cli.UsageErrorf("--objective: %w", err)
@@ -147,7 +149,7 @@ func (f *solveFlags) options(ctx context.Context) (solver.Options, error) {
 	if o.Constraints, err = f.constraints.constraints(); err != nil {
 		return o, err
 	}
-	if o.Forecast != solver.Table && o.Attention == placement.DataParallel {
+	if o.Forecast != solver.Table && o.Forecast != solver.AutoForecast && o.Attention == placement.DataParallel {
 		return o, cli.UsageErrorf("--forecast %s is for attention tp; attention dp scores a request by its tokens: table", o.Forecast)
 	}
 	if f.embeddings != "" && o.Forecast.Contextual() {
@@ -210,7 +212,9 @@ type solveReport struct {
 	// Copies describes how the number of redundant slots was chosen from memory; absent if the number was given.
 	Copies *solver.Copies `json:"copies,omitempty"`
 	// Neighbours compares tables with and without neighbours of unseen tokens; absent without embeddings.
-	Neighbours    *solver.NeighbourTrial `json:"neighbours,omitempty"`
+	Neighbours *solver.NeighbourTrial `json:"neighbours,omitempty"`
+	// Forecasts compares the forecasts of --forecast auto; absent if another one is given.
+	Forecasts     *solver.ForecastChoice `json:"forecasts,omitempty"`
 	PlanDigest    string                 `json:"plan_digest"`
 	LayoutDigest  string                 `json:"layout_digest"`
 	Algorithm     placement.Algorithm    `json:"algorithm"`
@@ -267,7 +271,7 @@ func (f *solveFlags) run(ctx context.Context, o solver.Options, stdout, stderr i
 		return err
 	}
 	result := solveReport{
-		Report: solution.Report, Worth: *worth, Front: solution.Plan.Front, Chosen: solution.Plan.Chosen, Copies: solution.Plan.Copies, Neighbours: solution.Neighbours,
+		Report: solution.Report, Worth: *worth, Front: solution.Plan.Front, Chosen: solution.Plan.Chosen, Copies: solution.Plan.Copies, Neighbours: solution.Neighbours, Forecasts: solution.Forecasts,
 		PlanDigest: artifact.Digest, LayoutDigest: artifact.Manifest.LayoutDigest,
 		Algorithm: solution.Plan.Algorithm, FallBack: solution.FallBack, Truncated: solution.Truncated,
 		Objective: o.Objective, LimitsMet: len(solution.Unmet) == 0, LimitsUnmet: solution.Unmet, Moves: moves(&o, solution),

@@ -91,6 +91,38 @@ var objectives = map[semmoev1.PlacementObjective]placement.Objective{
 	semmoev1.ObjectiveHierarchical: placement.Hierarchical,
 }
 
+// forecasts maps forecasts to the names of the solver, except Auto.
+var forecasts = map[semmoev1.SolverForecast]solver.Forecast{
+	semmoev1.ForecastTable:      solver.Table,
+	semmoev1.ForecastTransition: solver.Transition,
+	semmoev1.ForecastLookBack:   solver.LookBack,
+	semmoev1.ForecastLookAhead:  solver.LookAhead,
+}
+
+// forecastFor returns the forecast of the plan's tables. No engine reads the tables of single tokens unless it shuffles
+// tokens.
+func forecastFor(plan *semmoev1.PlacementPlanSpec) solver.Forecast {
+	if attentions[plan.Attention] != placement.TensorParallel || plan.TokenShuffle == semmoev1.TokenShuffleDisabled {
+		return solver.Table
+	}
+	return cmp.Or(forecasts[plan.Solver.Forecast], solver.AutoForecast)
+}
+
+// methodOf returns the name of a forecast in the API.
+func methodOf(by solver.Forecast) semmoev1.SolverForecast {
+	for name, f := range forecasts {
+		if f == by {
+			return name
+		}
+	}
+	return semmoev1.ForecastTable
+}
+
+// forecastUnavailable returns the error for a forecast that cannot be computed from the profile.
+func forecastUnavailable(by solver.Forecast, err error) *invalidError {
+	return invalidf("ForecastUnavailable", "spec.solver.forecast: %s is unavailable: %v. The spec is immutable: create another plan with forecast Auto or Table, or from another profile", methodOf(by), err)
+}
+
 // resultOf returns the digest of the result of a profile, or the empty string if there is no result yet.
 func resultOf(profile *semmoev1.AffinityProfile) artifact.Digest {
 	if profile == nil || profile.Status.Result == nil || !meta.IsStatusConditionTrue(profile.Status.Conditions, semmoev1.ConditionReady) {
@@ -121,7 +153,7 @@ func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityPro
 	in := &solveInputs{
 		Format: solutionFormat, Profile: digest,
 		Ranks: int(plan.Spec.ExpertParallelSize), Attention: attentions[plan.Spec.Attention],
-		Algorithm: placement.Algorithm(cmp.Or(plan.Spec.Solver.Algorithm, semmoev1.SolverAlgorithm(placement.Auto))), Forecast: solver.Table,
+		Algorithm: placement.Algorithm(cmp.Or(plan.Spec.Solver.Algorithm, semmoev1.SolverAlgorithm(placement.Auto))), Forecast: forecastFor(&plan.Spec),
 		TrainPercent: int(plan.Spec.Solver.TrainPercent), Seed: uint64(ptr.Deref(plan.Spec.Solver.Seed, 1)),
 		TimeBudgetSeconds: int(plan.Spec.Solver.TimeBudgetSeconds),
 		PreserveGroups:    plan.Spec.Realization == semmoev1.RealizationReshuffledWeights,
@@ -227,6 +259,10 @@ type solution struct {
 	Copies *solver.Copies `json:"copies,omitempty"`
 	// Neighbours records whether the tables score unseen tokens by their neighbours; nil without token embeddings.
 	Neighbours *solver.NeighbourTrial `json:"neighbours,omitempty"`
+	// Forecast is the forecast of the plan's tables. It is absent for plans of earlier versions, which have forecast
+	// table. Forecasts is the comparison by which it was chosen; nil if the spec names it.
+	Forecast  solver.Forecast        `json:"forecast,omitempty"`
+	Forecasts *solver.ForecastChoice `json:"forecasts,omitempty"`
 	// Replan is the comparison with the plan in service; nil without one.
 	Replan *replanned `json:"replan,omitempty"`
 }
@@ -246,6 +282,8 @@ type solved struct {
 	Copies           string `json:"copies,omitempty"`
 	// Neighbours is the result of the comparison of tables with and without neighbours; empty without token embeddings.
 	Neighbours string `json:"neighbours,omitempty"`
+	// Forecasts is the result of the comparison of forecasts; empty if the spec names one.
+	Forecasts string `json:"forecasts,omitempty"`
 	// Tier and Comparison are set for a plan that replaces a plan in service.
 	Tier       semmoev1.Tier            `json:"tier,omitempty"`
 	Comparison *semmoev1.PlanComparison `json:"comparison,omitempty"`
@@ -265,6 +303,9 @@ func (s *solution) solved() *solved {
 	}
 	if s.Neighbours != nil {
 		kept.Neighbours = s.Neighbours.Text()
+	}
+	if s.Forecasts != nil {
+		kept.Forecasts = s.Forecasts.Text()
 	}
 	return kept
 }

@@ -65,6 +65,42 @@ func TestLayoutSpec(t *testing.T) {
 	w.wait(foreign, semmoev1.ConditionStalled, metav1.ConditionTrue, "CurrentPlanInvalid", "spec.objective")
 }
 
+// TestForecastOfThePlan checks that a plan has the forecast of its spec, that Auto reports its choice, which survives a
+// loss of the status, that a plan for new traffic keeps it, and that a forecast without its input is not retried.
+func TestForecastOfThePlan(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.complete(w.newProfile("tiny"), traceFile(t))
+	planned := func(name string, by semmoev1.SolverForecast, current string) *semmoev1.PlacementPlan {
+		return w.newPlan(name, "tiny", func(p *semmoev1.PlacementPlan) {
+			p.Spec.Attention, p.Spec.Solver.Forecast = semmoev1.AttentionTensorParallel, by
+			if current != "" {
+				p.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: current}
+			}
+		})
+	}
+	ahead := planned("ahead", semmoev1.ForecastLookAhead, "")
+	w.wait(ahead, semmoev1.ConditionStalled, metav1.ConditionTrue, "ForecastUnavailable", "spec.solver.forecast: LookAhead is unavailable: the trace has no look-ahead")
+
+	back, found := w.solved(planned("back", semmoev1.ForecastLookBack, ""))
+	if found.Forecast != solver.LookBack || back.Status.Forecast.Method != semmoev1.ForecastLookBack {
+		t.Errorf("forecast %s, status %+v", found.Forecast, back.Status.Forecast)
+	}
+	auto, found := w.solved(planned("auto", "", ""))
+	if found.Forecast != solver.Table || auto.Status.Forecast.Method != semmoev1.ForecastTable {
+		t.Errorf("forecast %s, status %+v", found.Forecast, auto.Status.Forecast)
+	}
+	says := []string{"forecast table, by modelled layer time", "lookback ", "not compared: lookahead"}
+	w.wait(auto, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", says...)
+	w.wipe(auto)
+	w.wait(auto, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", says...)
+
+	next := w.wait(planned("next", semmoev1.ForecastAuto, back.Status.PlanDigest), semmoev1.ConditionProgressing, metav1.ConditionFalse, "Complete")
+	if found := w.plan(next); found.Forecast != solver.LookBack || next.Status.Forecast.Method != semmoev1.ForecastLookBack {
+		t.Errorf("forecast %s after %s, status %+v", found.Forecast, semmoev1.ForecastLookBack, next.Status.Forecast)
+	}
+}
+
 // TestRedundantExpertsFromMemory checks that the number of copies is chosen from the memory, is recorded in the plan and in the
 // status, and is restored if the status is lost.
 func TestRedundantExpertsFromMemory(t *testing.T) {

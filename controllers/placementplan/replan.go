@@ -111,6 +111,9 @@ func (t *task) replan(ctx context.Context, manifest profile.Manifest, report fun
 	}
 	var recent *trace.Trace
 	var found *solver.Replanned
+	if err := t.checkCounts(manifest, current); err != nil {
+		return nil, nil, err
+	}
 	if manifest.HasTrace() {
 		recent, found, err = t.replanFromTraces(ctx, manifest, prior, current, report)
 	} else {
@@ -138,10 +141,16 @@ func (t *task) replan(ctx context.Context, manifest profile.Manifest, report fun
 			// depends.
 			chosen.Plan.Schedule = current.Schedule
 		}
-		return &solver.Solution{Plan: chosen.Plan, Truncated: found.Truncated, Neighbours: chosen.Neighbours}, result, nil
+		return &solver.Solution{
+			Plan: chosen.Plan, Truncated: found.Truncated, Neighbours: chosen.Neighbours, Forecasts: t.inputs.forecastChoice(current, chosen.Plan),
+		}, result, nil
 	}
 	solution, err := t.scored(ctx, recent, chosen, found)
-	return solution, result, err
+	if err != nil {
+		return nil, nil, err
+	}
+	solution.Forecasts = t.inputs.forecastChoice(current, chosen.Plan)
+	return solution, result, nil
 }
 
 // current reads the plan in service: the placement of the pods, with the tables that routers use.
@@ -202,6 +211,9 @@ func (t *task) replanFromTraces(ctx context.Context, manifest profile.Manifest, 
 		}
 	}
 	options := t.replanOptions(report)
+	if options.Forecast, err = t.inputs.forecastAfter(current, recent); err != nil {
+		return nil, nil, err
+	}
 	if options.Embeddings, err = t.embeddings(ctx, current.Vocabulary, origin{t.scope, &manifest}, origin{t.prior, before}); err != nil {
 		return nil, nil, err
 	}
@@ -270,6 +282,46 @@ func (t *task) replanOptions(report func(step string, done, total int)) solver.R
 			BatchTokens: t.inputs.batchSizes(), MinimumGainPercent: float64(in.MinimumGainPercent), TargetLAR: float64(in.TargetLARMilli) / 1000,
 		},
 	}
+}
+
+// checkCounts returns an error for a profile of counts if the plan in service, or the new plan, needs more.
+func (t *task) checkCounts(manifest profile.Manifest, current *solver.Plan) error {
+	named := t.inputs.Forecast
+	if named == solver.AutoForecast {
+		named = current.Forecast
+	}
+	for _, by := range []solver.Forecast{named, current.Forecast} {
+		if !manifest.HasTrace() && by != solver.Table {
+			return forecastUnavailable(by, errors.New("the profile contains live counts, without the order of tokens"))
+		}
+	}
+	return nil
+}
+
+// forecastAfter returns the forecast of a plan that replaces the plan in service. With Auto it is that of the plan in
+// service or, if the new profile lacks its input, Table.
+func (i *solveInputs) forecastAfter(current *solver.Plan, recent *trace.Trace) (solver.Forecast, error) {
+	if i.Forecast != solver.AutoForecast {
+		if err := solver.CheckForecast(i.Forecast, current.Placement.Ranks, recent); err != nil {
+			return "", forecastUnavailable(i.Forecast, err)
+		}
+		return i.Forecast, nil
+	}
+	if solver.CheckForecast(current.Forecast, current.Placement.Ranks, recent) != nil {
+		return solver.Table, nil
+	}
+	return current.Forecast, nil
+}
+
+// forecastChoice states for Auto why the new plan has its forecast.
+func (i *solveInputs) forecastChoice(current, made *solver.Plan) *solver.ForecastChoice {
+	switch {
+	case i.Forecast != solver.AutoForecast:
+		return nil
+	case made.Forecast != current.Forecast:
+		return &solver.ForecastChoice{Chosen: made.Forecast, Reason: fmt.Sprintf("the profile lacks the input of forecast %s of the plan in service", current.Forecast)}
+	}
+	return &solver.ForecastChoice{Chosen: made.Forecast, Reason: "as in the plan in service"}
 }
 
 // scored evaluates the chosen plan on the held-out requests, and calibrates its drift test.

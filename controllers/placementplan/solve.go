@@ -118,6 +118,7 @@ func (t *task) run(ctx context.Context, report func(step string, done, total int
 		result.LayerNanos, result.UnplannedLayerNanos, result.Worth = nanos(w.LayerUS), nanos(w.BaselineLayerUS), w
 	}
 	result.Chosen, result.Copies, result.Neighbours = found.Plan.Chosen, found.Plan.Copies, found.Neighbours
+	result.Forecast, result.Forecasts = found.Plan.Forecast, found.Forecasts
 	if err := publishSolution(ctx, t.client, namespace, result, known); err != nil {
 		return err
 	}
@@ -157,6 +158,9 @@ func (t *task) solve(ctx context.Context, manifest profile.Manifest, report func
 		return nil, invalidf("InvalidPlacement", "spec.redundantExperts: %d is invalid: %v. The spec is immutable: create another plan", t.inputs.RedundantSlots*t.inputs.Ranks, err)
 	}
 	options := t.options(report)
+	if err := solver.CheckForecast(options.Forecast, options.Ranks, recorded); err != nil {
+		return nil, forecastUnavailable(options.Forecast, err)
+	}
 	if err := solver.Check(recorded, options); err != nil && !trace.IsInvalid(err) {
 		return nil, invalidf("InvalidPlacement", "spec: %v. The spec is immutable: create another plan", err)
 	}

@@ -124,6 +124,9 @@ func forecastOf(s *solution) *semmoev1.PlanForecast {
 		LARMilli: rate(s.Report.LAR), BaselineMilli: rate(s.Report.BaselineLAR), UpperBoundMilli: rate(s.Report.UpperBound),
 		LARSummary: percent(s.Report.LAR), BaselineSummary: percent(s.Report.BaselineLAR),
 	}
+	if s.Inputs.Attention == placement.TensorParallel {
+		forecast.Method = methodOf(s.Forecast)
+	}
 	if s.LayerNanos > 0 {
 		forecast.LayerNanos, forecast.BaselineLayerNanos = s.LayerNanos, s.UnplannedLayerNanos
 		forecast.Hardware = printable.Line(s.Report.Hardware, maxHardware)
@@ -191,6 +194,9 @@ func publishedVerdict(plan *semmoev1.PlacementPlan, o observation, status semmoe
 	}
 	if o.Solved.Neighbours != "" {
 		message += "; " + o.Solved.Neighbours
+	}
+	if o.Solved.Forecasts != "" {
+		message += "; " + o.Solved.Forecasts
 	}
 	if c := status.Comparison; c != nil {
 		message += "; comparison with the plan in service: " + c.Reason

@@ -22,8 +22,10 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/calibration/machines"
 	"github.com/semmoe/operator/internal/kube/conditions"
+	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
 )
 
 // TestInputsID checks that the ID of inputs does not change by accident. A change would solve every existing plan
@@ -36,6 +38,57 @@ func TestInputsID(t *testing.T) {
 	if got, want := inputs.ID(), "a7a1220e46649ab7"; got != want {
 		text, err := json.Marshal(inputs)
 		t.Errorf("ID %s, want %s: %s, %v", got, want, text, err)
+	}
+}
+
+// TestForecastFor checks that plans whose tables no engine reads have forecast Table, by which their inputs keep the ID
+// of earlier versions.
+func TestForecastFor(t *testing.T) {
+	tp, dp := semmoev1.AttentionTensorParallel, semmoev1.AttentionDataParallel
+	for _, test := range []struct {
+		attention semmoev1.AttentionParallelism
+		shuffle   semmoev1.TokenShuffle
+		by        semmoev1.SolverForecast
+		want      solver.Forecast
+	}{
+		{dp, "", "", solver.Table}, {dp, "", semmoev1.ForecastAuto, solver.Table}, {tp, semmoev1.TokenShuffleDisabled, "", solver.Table},
+		{tp, "", "", solver.AutoForecast}, {tp, semmoev1.TokenShuffleEnabled, semmoev1.ForecastAuto, solver.AutoForecast},
+		{tp, "", semmoev1.ForecastTable, solver.Table}, {tp, "", semmoev1.ForecastTransition, solver.Transition},
+		{tp, "", semmoev1.ForecastLookBack, solver.LookBack}, {tp, "", semmoev1.ForecastLookAhead, solver.LookAhead},
+	} {
+		spec := semmoev1.PlacementPlanSpec{Attention: test.attention, TokenShuffle: test.shuffle}
+		if spec.Solver.Forecast = test.by; forecastFor(&spec) != test.want {
+			t.Errorf("%+v: %s", test, forecastFor(&spec))
+		}
+	}
+}
+
+// TestForecastOfReplans checks the forecast of a plan that replaces another one.
+func TestForecastOfReplans(t *testing.T) {
+	recent := &trace.Trace{Model: trace.Model{Layers: []int{0}, Experts: 4, TopK: 1}} // without a look-ahead
+	current := &solver.Plan{Placement: &placement.Placement{Ranks: 256}}
+	for _, test := range []struct {
+		set, before, want solver.Forecast
+		says              string
+	}{
+		{solver.AutoForecast, solver.Table, solver.Table, "forecast table: as in the plan in service"},
+		{solver.AutoForecast, solver.LookBack, solver.LookBack, "forecast lookback: as in the plan in service"},
+		{solver.AutoForecast, solver.LookAhead, solver.Table, "forecast table: the profile lacks the input of forecast lookahead"},
+		{solver.LookBack, solver.Table, solver.LookBack, ""},
+		{solver.Transition, solver.Table, "", "Transition is unavailable: forecast transition supports at most 128 ranks"},
+	} {
+		in := solveInputs{Forecast: test.set}
+		current.Forecast = test.before
+		got, err := in.forecastAfter(current, recent)
+		text := ""
+		if err != nil {
+			text = err.Error()
+		} else if choice := in.forecastChoice(current, &solver.Plan{Forecast: got}); choice != nil {
+			text = choice.Text()
+		}
+		if got != test.want || !strings.Contains(text, test.says) || (text == "") != (test.says == "") {
+			t.Errorf("%+v: %s, %q", test, got, text)
+		}
 	}
 }
 

@@ -33,11 +33,7 @@ func TestTokenShuffle(t *testing.T) {
 	startManager(t, namespace, nil)
 	create(t, dataset(t, namespace, 8))
 	moed := profiledDeployment(namespace, func(m *semmoev1.MoEDeployment) {
-		m.Spec.Parallelism.Attention = semmoev1.AttentionTensorParallel
-		m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--moe-a2a-backend", "deepep")
-		m.Spec.Routing.SamplePercent = nil // requests have no rank
-		m.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleEnabled
-		m.Spec.Profiling.SamplingSpec = semmoev1.SamplingSpec{Requests: 120, Tokens: 12000, RequestTokens: 128}
+		shufflesTokens(m, 120)
 		m.Spec.Drift.WindowSeconds = 60
 	})
 	create(t, moed)
@@ -53,18 +49,7 @@ func TestTokenShuffle(t *testing.T) {
 
 	var lar *semmoev1.LARStatus
 	eventually(t, 6*time.Minute, "the engines' counters are reported", func() error {
-		for part := range slices.Chunk(traffic, 16) {
-			var clients errgroup.Group
-			for _, request := range part {
-				clients.Go(func() error {
-					_, err := continuation(t, url, request.Text)
-					return err
-				})
-			}
-			if err := clients.Wait(); err != nil {
-				t.Fatal(err)
-			}
-		}
+		sendRequests(t, url, traffic)
 		current := get(t, moed)
 		if lar = current.Status.LAR; lar == nil || lar.ObservedMilli == nil {
 			return fmt.Errorf("no rate in the status %+v", lar)
@@ -93,6 +78,33 @@ func TestTokenShuffle(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// shufflesTokens sets attention over all ranks, an engine that shuffles tokens by the tables of a plan, and the number of
+// requests to profile.
+func shufflesTokens(m *semmoev1.MoEDeployment, requests int32) {
+	m.Spec.Parallelism.Attention = semmoev1.AttentionTensorParallel
+	m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--moe-a2a-backend", "deepep")
+	m.Spec.Routing.SamplePercent = nil // requests have no rank
+	m.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleEnabled
+	m.Spec.Profiling.SamplingSpec = semmoev1.SamplingSpec{Requests: requests, Tokens: 100 * requests, RequestTokens: 128}
+}
+
+// sendRequests sends requests, 16 at a time.
+func sendRequests(t *testing.T, url string, requests []corpus.Request) {
+	t.Helper()
+	for part := range slices.Chunk(requests, 16) {
+		var clients errgroup.Group
+		for _, request := range part {
+			clients.Go(func() error {
+				_, err := continuation(t, url, request.Text)
+				return err
+			})
+		}
+		if err := clients.Wait(); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // continuations returns the greedy continuations of requests, as soon as the deployment answers.

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -66,32 +65,13 @@ func TestTokenTablesFollowTheTraffic(t *testing.T) {
 	codeProfiled, code := halvesOf("c", "javascript", "json", "python", "rust", "sql", "yaml")
 	create(t, asDataset(t, namespace, proseProfiled))
 	moed := profiledDeployment(namespace, func(m *semmoev1.MoEDeployment) {
-		m.Spec.Parallelism.Attention = semmoev1.AttentionTensorParallel
-		m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--moe-a2a-backend", "deepep")
-		m.Spec.Routing.SamplePercent = nil // requests have no rank
-		m.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleEnabled
-		m.Spec.Profiling.SamplingSpec = semmoev1.SamplingSpec{Requests: 200, Tokens: 20000, RequestTokens: 128}
+		shufflesTokens(m, 200)
 		m.Spec.Profiling.Refresh = semmoev1.RefreshJob
 		// The rate falls by a quarter, and new tables recover all of it: both are far from the threshold.
 		m.Spec.Drift = semmoev1.DriftSpec{ThresholdPercent: 15, WindowSeconds: 60, CooldownSeconds: ptr.To[int32](0), MaxReplansPerDay: ptr.To[int32](1)}
 	})
 	create(t, moed)
 	url := serviceURL(t, moed)
-	send := func(requests []corpus.Request) {
-		t.Helper()
-		for part := range slices.Chunk(requests, 16) {
-			var clients errgroup.Group
-			for _, request := range part {
-				clients.Go(func() error {
-					_, err := continuation(t, url, request.Text)
-					return err
-				})
-			}
-			if err := clients.Wait(); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
 	used := func(plan string) error {
 		for _, text := range metricsOf(t, namespace, client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentEngine}, 30000) {
 			if !strings.Contains(text, fmt.Sprintf("semmoe_engine_tables_info{plan_digest=%q} 1", plan)) {
@@ -108,7 +88,7 @@ func TestTokenTablesFollowTheTraffic(t *testing.T) {
 	golden := append(slices.Clone(prose[:4]), code[:4]...)
 	before := continuations(t, url, golden)
 	eventually(t, 6*time.Minute, "prose is served as promised", func() error {
-		send(prose)
+		sendRequests(t, url, prose)
 		current := get(t, moed)
 		return conditionIs(current.Status.Conditions, current.Generation, semmoev1.ConditionLocalityOnTarget, metav1.ConditionTrue, "OnTarget")
 	})
@@ -124,7 +104,7 @@ func TestTokenTablesFollowTheTraffic(t *testing.T) {
 	}
 	replan := &semmoev1.PlacementPlan{}
 	eventually(t, 8*time.Minute, "a plan is made for the drift", func() error {
-		send(code)
+		sendRequests(t, url, code)
 		var plans semmoev1.PlacementPlanList
 		if err := api.List(t.Context(), &plans, client.InNamespace(namespace)); err != nil {
 			return err
@@ -148,7 +128,7 @@ func TestTokenTablesFollowTheTraffic(t *testing.T) {
 	}
 	var lar *semmoev1.LARStatus
 	eventually(t, 6*time.Minute, "code is served as promised", func() error {
-		send(code)
+		sendRequests(t, url, code)
 		current := get(t, moed)
 		if lar = current.Status.LAR; lar == nil || lar.ObservedMilli == nil || lar.PredictedMilli == nil || *lar.PredictedMilli != replan.Status.Forecast.LARMilli {
 			return fmt.Errorf("the status is %+v", lar)

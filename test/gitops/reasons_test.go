@@ -81,6 +81,7 @@ var unseen = map[string]map[string]string{
 	},
 	"semmoe.io/PlacementPlan": {
 		"ArtifactsLost":           "a transient reason while a lost plan is solved again",
+		"ForecastUnavailable":     "the conditions differ from those of InvalidExpertParallelSize only in the reason",
 		"InvalidPlacement":        "the conditions differ from those of InvalidExpertParallelSize only in the reason",
 		"PlanUnusable":            "the map of a plan must be larger than a ConfigMap may be",
 		"ProfileInvalid":          "the store must hold a profile that no release has written",

@@ -135,6 +135,9 @@ func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, re
 		RedundantMemory: spec.RedundantMemory(),
 		TokenLoadLimit:  spec.TokenLoadLimitPercent, ExpertLoadLimit: spec.ExpertLoadLimitPercent, BatchTokens: spec.BatchTokens,
 	}
+	if inputs.Solver.Forecast == semmoev1.ForecastAuto || !desired.Shuffles(moed) {
+		inputs.Solver.Forecast = "" // the default, or Table, which is the only one
+	}
 	if gain := spec.MinimumGainPercent; gain != nil && *gain != solver.DefaultMinimumGainPercent {
 		inputs.MinimumGain = gain
 	}

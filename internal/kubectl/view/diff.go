@@ -113,7 +113,7 @@ func fieldsOf(plan *semmoev1.PlacementPlan) []FieldChange {
 		{"engine", string(s.Engine)}, {"realization", string(s.Realization)}, {"tokenShuffle", string(s.TokenShuffle)},
 		{"objective", string(s.Objective)}, {"redundantExperts", copiesText(&s.LayoutSpec)}, {"redundantMemoryBytes", memoryText(s.RedundantMemoryBytes)},
 		{"tokenLoadLimitPercent", unlessNil(s.TokenLoadLimitPercent)}, {"expertLoadLimitPercent", unlessNil(s.ExpertLoadLimitPercent)},
-		{"solver.algorithm", string(s.Solver.Algorithm)}, {"solver.timeBudgetSeconds", fmt.Sprint(s.Solver.TimeBudgetSeconds)},
+		{"solver.algorithm", string(s.Solver.Algorithm)}, {"solver.forecast", string(s.Solver.Forecast)}, {"solver.timeBudgetSeconds", fmt.Sprint(s.Solver.TimeBudgetSeconds)},
 		{"solver.seed", unlessNil(s.Solver.Seed)}, {"solver.trainPercent", fmt.Sprint(s.Solver.TrainPercent)},
 		{"ranksPerNode", unlessZero(s.RanksPerNode)}, {"hardware", hardwareText(s.Hardware)}, {"hardwareDigest", artifact.Digest(s.HardwareDigest).Short()},
 		{"current.planDigest", artifact.Digest(current.PlanDigest).Short()}, {"current.tablesDigest", artifact.Digest(current.TablesDigest).Short()},

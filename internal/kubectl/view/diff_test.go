@@ -23,6 +23,7 @@ func TestSpecChanges(t *testing.T) {
 		change func(*semmoev1.PlacementPlanSpec)
 		to     string
 	}{
+		"solver.forecast":        {func(s *semmoev1.PlacementPlanSpec) { s.Solver.Forecast = semmoev1.ForecastLookBack }, "LookBack"},
 		"tokenShuffle":           {func(s *semmoev1.PlacementPlanSpec) { s.TokenShuffle = semmoev1.TokenShuffleDisabled }, "Disabled"},
 		"objective":              {func(s *semmoev1.PlacementPlanSpec) { s.Objective = semmoev1.ObjectiveHierarchical }, "Hierarchical"},
 		"redundantExperts":       {func(s *semmoev1.PlacementPlanSpec) { s.RedundantExperts = ptr.To(intstr.FromInt32(8)) }, "8"},

@@ -841,6 +841,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: layerNanos
       type:
         scalar: numeric
+    - name: method
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.SolverForecast
     - name: reason
       type:
         scalar: string
@@ -1329,12 +1332,17 @@ var schemaYAML = typed.YAMLObject(`types:
         scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.SolverAlgorithm
   scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.SolverForecast
+  scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.SolverSpec
   map:
     fields:
     - name: algorithm
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.SolverAlgorithm
+    - name: forecast
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.SolverForecast
     - name: seed
       type:
         scalar: numeric

@@ -4,6 +4,10 @@
 
 package v1alpha1
 
+import (
+	apiv1alpha1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
 // PlanForecastApplyConfiguration represents a declarative configuration of the PlanForecast type for use
 // with apply.
 //
@@ -15,6 +19,10 @@ type PlanForecastApplyConfiguration struct {
 	BaselineMilli *int32 `json:"baselineMilli,omitempty"`
 	// upperBoundMilli is an upper bound of the local activation rate of any plan, in thousandths.
 	UpperBoundMilli *int32 `json:"upperBoundMilli,omitempty"`
+	// method is the forecast of the plan's tables: Table, Transition, LookBack or LookAhead. Where spec.solver.forecast
+	// is Auto, it is the chosen one, and the message of condition Ready contains the compared times. It is absent where
+	// tokens are not shuffled, and with attention DataParallel.
+	Method *apiv1alpha1.SolverForecast `json:"method,omitempty"`
 	// layerNanos is the modelled time of an MoE layer under the plan, in nanoseconds, as the mean over batchTokens:
 	// send, receive, and the GEMM of the slowest rank. It is absent where the profile does not contain the sizes of the
 	// model, and for a plan with spec.current (see status.comparison).
@@ -80,6 +88,14 @@ func (b *PlanForecastApplyConfiguration) WithBaselineMilli(value int32) *PlanFor
 // If called multiple times, the UpperBoundMilli field is set to the value of the last call.
 func (b *PlanForecastApplyConfiguration) WithUpperBoundMilli(value int32) *PlanForecastApplyConfiguration {
 	b.UpperBoundMilli = &value
+	return b
+}
+
+// WithMethod sets the Method field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Method field is set to the value of the last call.
+func (b *PlanForecastApplyConfiguration) WithMethod(value apiv1alpha1.SolverForecast) *PlanForecastApplyConfiguration {
+	b.Method = &value
 	return b
 }
 

@@ -16,6 +16,13 @@ type SolverSpecApplyConfiguration struct {
 	// algorithm is auto, or another algorithm of docs/compare-algorithms.md. Default auto. A plan that
 	// replaces another plan after drift always uses auto.
 	Algorithm *apiv1alpha1.SolverAlgorithm `json:"algorithm,omitempty"`
+	// forecast is what the plan's tables predict the experts of a token from: Auto, Table, Transition, LookBack or
+	// LookAhead (docs/forecasts.md). Default Auto, which takes the smallest tables whose modelled layer time is within
+	// 1% of the best one; status.forecast.method of the plan is its choice. With attention DataParallel it is Table.
+	// Transition, LookBack and LookAhead require tokenShuffle Enabled, and an engine whose token shuffle supports them.
+	// LookAhead also requires a profile with a look-ahead. A plan that replaces another one for new traffic keeps the
+	// forecast of the plan in service with Auto.
+	Forecast *apiv1alpha1.SolverForecast `json:"forecast,omitempty"`
 	// timeBudgetSeconds is the time limit of the search. Default 300. A plan whose search was stopped by the limit
 	// reports this.
 	TimeBudgetSeconds *int32 `json:"timeBudgetSeconds,omitempty"`
@@ -38,6 +45,14 @@ func SolverSpec() *SolverSpecApplyConfiguration {
 // If called multiple times, the Algorithm field is set to the value of the last call.
 func (b *SolverSpecApplyConfiguration) WithAlgorithm(value apiv1alpha1.SolverAlgorithm) *SolverSpecApplyConfiguration {
 	b.Algorithm = &value
+	return b
+}
+
+// WithForecast sets the Forecast field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Forecast field is set to the value of the last call.
+func (b *SolverSpecApplyConfiguration) WithForecast(value apiv1alpha1.SolverForecast) *SolverSpecApplyConfiguration {
+	b.Forecast = &value
 	return b
 }
 

@@ -117,11 +117,12 @@ type Server struct {
 	ContentURL string
 	// Fail returns true if it has answered the request itself; it may be nil.
 	Fail func(w http.ResponseWriter, r *http.Request) bool
-	// BytesPerSecond limits the rate of each response with content; 0 does not.
-	BytesPerSecond int
+	// StallOnce lets the first response with the content of each file in LFS stop halfway, until the client leaves.
+	StallOnce bool
 
 	mu       sync.Mutex
 	requests []Request
+	stalled  map[string]bool
 }
 
 // Requests returns the requests so far.
@@ -195,8 +196,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch segments[verb] {
 	case "revision":
+		var siblings []map[string]string
+		for name := range repo.files {
+			siblings = append(siblings, map[string]string{"rfilename": name})
+		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(map[string]any{"id": name, "sha": repo.Commit, "private": repo.Private, "gated": repo.Gated})
+		_ = json.NewEncoder(w).Encode(map[string]any{"id": name, "sha": repo.Commit, "private": repo.Private, "gated": repo.Gated, "siblings": siblings})
 	case "tree":
 		s.tree(w, r, repo)
 	default:
@@ -345,31 +350,41 @@ func (s *Server) send(w http.ResponseWriter, r *http.Request, f file) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	if s.BytesPerSecond > 0 {
-		w = &paced{ResponseWriter: w, request: r, rate: s.BytesPerSecond}
+	if f.lfs && s.stalls(f.oid) {
+		w = &stalling{ResponseWriter: w, request: r, left: f.size / 2}
 	}
 	http.ServeContent(w, r, "", time.Time{}, content)
 }
 
-// paced is a response at a limited rate.
-type paced struct {
-	http.ResponseWriter
-	request *http.Request
-	rate    int
+// stalls reports whether a response stops halfway.
+func (s *Server) stalls(oid string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.StallOnce || s.stalled[oid] {
+		return false
+	}
+	if s.stalled == nil {
+		s.stalled = map[string]bool{}
+	}
+	s.stalled[oid] = true
+	return true
 }
 
-func (p *paced) Write(data []byte) (int, error) {
-	written := 0
-	for step := max(1, p.rate/20); written < len(data); {
-		n, err := p.ResponseWriter.Write(data[written:min(written+step, len(data))])
-		if written += n; err != nil {
-			return written, err
-		}
-		select {
-		case <-p.request.Context().Done():
-			return written, p.request.Context().Err()
-		case <-time.After(time.Duration(n) * time.Second / time.Duration(p.rate)):
-		}
+// stalling is a response that stops after some bytes, until the client leaves.
+type stalling struct {
+	http.ResponseWriter
+	request *http.Request
+	left    int64
+}
+
+func (s *stalling) Write(data []byte) (int, error) {
+	n, err := s.ResponseWriter.Write(data[:min(int64(len(data)), s.left)])
+	if s.left -= int64(n); s.left > 0 || err != nil {
+		return n, err
 	}
-	return written, nil
+	if err := http.NewResponseController(s.ResponseWriter).Flush(); err != nil {
+		return n, err
+	}
+	<-s.request.Context().Done()
+	return n, s.request.Context().Err()
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -19,7 +20,9 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/semmoe/operator/internal/model/hub/report"
 	"github.com/semmoe/operator/internal/model/reshuffle/filelock"
+	"github.com/semmoe/operator/internal/model/reshuffle/progress"
 )
 
 // DefaultConnections is the default number of files that are downloaded concurrently.
@@ -38,23 +41,28 @@ type Options struct {
 	Connections int
 }
 
-// Result describes a complete download.
-type Result struct {
-	Repo   string `json:"repo"`
-	Commit string `json:"commit"`
-	// Files and Bytes are the number and the size of all files; Downloaded is the number of bytes that this run received.
-	Files      int   `json:"files"`
-	Bytes      int64 `json:"bytes"`
-	Downloaded int64 `json:"downloaded"`
-	// Found reports whether the directory was complete before.
-	Found   bool    `json:"found,omitempty"`
-	Seconds float64 `json:"seconds"`
+// repoPattern matches the name of a repository.
+var repoPattern = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9_.-]{0,95}/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$`)
+
+func (o Options) check() error {
+	switch {
+	case !repoPattern.MatchString(o.Repo):
+		return invalidf("repository %.200q is invalid: a name such as Qwen/Qwen3-30B-A3B is required", o.Repo)
+	case o.Revision == "" || o.Revision == "." || o.Revision == ".." || len(o.Revision) > 255:
+		return invalidf("revision %.300q is invalid: a branch, a tag or a commit is required", o.Revision)
+	case o.Connections < 1:
+		return invalidf("%d connections are invalid: at least 1 is required", o.Connections)
+	}
+	return nil
 }
 
 // Run downloads a revision of a repository into a directory, or finds it there.
-func Run(ctx context.Context, client *Client, options Options, progress *Progress) (*Result, error) {
+func Run(ctx context.Context, client *Client, options Options, state *Progress) (*report.Result, error) {
+	if err := options.check(); err != nil {
+		return nil, err
+	}
 	start := time.Now()
-	result, err := run(ctx, client, options, progress)
+	result, err := run(ctx, client, options, state)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +70,7 @@ func Run(ctx context.Context, client *Client, options Options, progress *Progres
 	return result, nil
 }
 
-func run(ctx context.Context, client *Client, options Options, progress *Progress) (*Result, error) {
+func run(ctx context.Context, client *Client, options Options, state *Progress) (*report.Result, error) {
 	if found, err := find(options); found != nil || err != nil {
 		return found, err
 	}
@@ -71,7 +79,7 @@ func run(ctx context.Context, client *Client, options Options, progress *Progres
 		return nil, volumeError(err)
 	}
 	hidden := filepath.Join(parent, hiddenPrefix+shortHash(filepath.Base(options.Out)))
-	progress.setPhase(Waiting)
+	state.setPhase(report.Waiting)
 	lock, err := filelock.Wait(ctx, hidden+".lock")
 	if err != nil {
 		return nil, volumeError(err)
@@ -80,7 +88,7 @@ func run(ctx context.Context, client *Client, options Options, progress *Progres
 	if found, err := find(options); found != nil || err != nil { // the run that had the lock
 		return found, err
 	}
-	progress.setPhase(Listing)
+	state.setPhase(report.Listing)
 	commit, err := client.Commit(ctx, options.Repo, options.Revision)
 	if err != nil {
 		return nil, err
@@ -107,19 +115,19 @@ func run(ctx context.Context, client *Client, options Options, progress *Progres
 	if err := removeOthers(hidden, staging); err != nil {
 		return nil, err
 	}
-	d := &download{client: client, manifest: manifest, progress: progress}
+	d := &download{client: client, manifest: manifest, progress: state}
 	if err := d.fill(ctx, staging, options.Connections); err != nil {
 		return nil, err
 	}
-	progress.setPhase(Publishing)
+	state.setPhase(report.Publishing)
 	if err := d.publish(staging, options.Out); err != nil {
 		return nil, volumeError(err)
 	}
-	return &Result{Repo: options.Repo, Commit: commit, Files: len(manifest.Files), Bytes: manifest.bytes(), Downloaded: progress.received.Load()}, nil
+	return &report.Result{Repo: options.Repo, Commit: commit, Files: len(manifest.Files), Bytes: manifest.bytes(), Downloaded: state.received.Load()}, nil
 }
 
 // find returns the result of an earlier run with the same options; nil if there is none.
-func find(options Options) (*Result, error) {
+func find(options Options) (*report.Result, error) {
 	manifest, err := readManifest(options.Out)
 	if manifest == nil || err != nil || !manifest.matches(options.Repo, options.Revision) {
 		return nil, err
@@ -128,11 +136,11 @@ func find(options Options) (*Result, error) {
 }
 
 // found returns the result of a run that finds its output.
-func (m *Manifest) found(out string) (*Result, error) {
+func (m *Manifest) found(out string) (*report.Result, error) {
 	if err := m.checkFiles(out); err != nil {
 		return nil, err
 	}
-	return &Result{Repo: m.Repo, Commit: m.Commit, Files: len(m.Files), Bytes: m.bytes(), Found: true}, nil
+	return &report.Result{Repo: m.Repo, Commit: m.Commit, Files: len(m.Files), Bytes: m.bytes(), Found: true}, nil
 }
 
 func shortHash(text string) string {
@@ -188,6 +196,7 @@ func (d *download) fill(ctx context.Context, staging string, connections int) er
 	defer root.Close()
 	d.root = root
 	d.progress.start(len(d.manifest.Files), d.manifest.bytes())
+	defer progress.Log(ctx, "Downloading", d.manifest.bytes(), &d.progress.bytes)()
 	if err := d.checkSpace(staging); err != nil {
 		return err
 	}

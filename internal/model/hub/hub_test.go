@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/semmoe/operator/internal/model/hub/report"
 	hubtest "github.com/semmoe/operator/test/hub"
 )
 
@@ -127,11 +128,11 @@ func (w *world) client(token string) *Client {
 
 func (w *world) out() string { return filepath.Join(w.volume, "models", "tiny") }
 
-func (w *world) run(ctx context.Context, token, revision string) (*Result, error) {
+func (w *world) run(ctx context.Context, token, revision string) (*report.Result, error) {
 	return Run(ctx, w.client(token), Options{Repo: repo, Revision: revision, Out: w.out(), Connections: 2}, &Progress{})
 }
 
-func (w *world) mustRun(revision string) *Result {
+func (w *world) mustRun(revision string) *report.Result {
 	w.t.Helper()
 	result, err := w.run(w.t.Context(), token, revision)
 	if err != nil {
@@ -193,7 +194,7 @@ func TestDownload(t *testing.T) {
 	w.repo.Gated = true
 	result := w.mustRun("main")
 	w.checkOutput()
-	want := &Result{Repo: repo, Commit: commit, Files: len(checkpoint), Bytes: bytesOf(checkpoint), Downloaded: bytesOf(checkpoint), Seconds: result.Seconds}
+	want := &report.Result{Repo: repo, Commit: commit, Files: len(checkpoint), Bytes: bytesOf(checkpoint), Downloaded: bytesOf(checkpoint), Seconds: result.Seconds}
 	if diff := cmp.Diff(want, result); diff != "" {
 		t.Errorf("result (-want +got):\n%s", diff)
 	}
@@ -229,7 +230,7 @@ func TestSecondRunFindsOutput(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := &Result{Repo: repo, Commit: commit, Files: len(checkpoint), Bytes: bytesOf(checkpoint), Found: true, Seconds: result.Seconds}
+		want := &report.Result{Repo: repo, Commit: commit, Files: len(checkpoint), Bytes: bytesOf(checkpoint), Found: true, Seconds: result.Seconds}
 		if diff := cmp.Diff(want, result); diff != "" {
 			t.Errorf("revision %s (-want +got):\n%s", revision, diff)
 		}
@@ -400,23 +401,14 @@ func TestServersThatIgnoreRanges(t *testing.T) {
 // TestStalledServer checks that a server that stops to send is asked again.
 func TestStalledServer(t *testing.T) {
 	w := newWorld(t)
-	var stalled atomic.Bool
-	w.wrap = func(next http.Handler) http.Handler {
-		return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-			if stalled.CompareAndSwap(false, true) {
-				<-r.Context().Done() // the client gives up
-				return
-			}
-			next.ServeHTTP(rw, r)
-		})
-	}
+	w.server.StallOnce = true
 	client := w.client(token)
 	client.stall = time.Second
 	if _, err := Run(t.Context(), client, Options{Repo: repo, Revision: "main", Out: w.out(), Connections: 1}, &Progress{}); err != nil {
 		t.Fatal(err)
 	}
-	if len(w.pauses) == 0 {
-		t.Error("the stalled request was not repeated")
+	if len(w.pauses) < 2 {
+		t.Errorf("%d pauses, want one for each of two stalled files", len(w.pauses))
 	}
 	w.checkOutput()
 }
@@ -711,6 +703,25 @@ func TestEndpoints(t *testing.T) {
 	}
 	if got, want := client.address(escaped("org/m/a b#c%")...).String(), "http://mirror.internal:8080/hf/org/m/a%20b%23c%25"; got != want {
 		t.Errorf("address %s, want %s", got, want)
+	}
+}
+
+// TestOptions checks options that would change the address of a request.
+func TestOptions(t *testing.T) {
+	w := newWorld(t)
+	for _, options := range []Options{
+		{Repo: "", Revision: "main"}, {Repo: "a/b/c", Revision: "main"}, {Repo: "../b", Revision: "main"}, {Repo: "a/..", Revision: "main"}, {Repo: "a?b", Revision: "main"},
+		{Repo: repo}, {Repo: repo, Revision: ".."}, {Repo: repo, Revision: strings.Repeat("r", 256)},
+	} {
+		options.Out, options.Connections = w.out(), 1
+		_, err := Run(t.Context(), w.client(token), options, &Progress{})
+		var invalid *InvalidError
+		if !errors.As(err, &invalid) || !strings.Contains(err.Error(), "is invalid") {
+			t.Errorf("%+v: error %v, want an InvalidError", options, err)
+		}
+	}
+	if requests := w.server.Requests(); len(requests) != 0 {
+		t.Errorf("invalid options sent %d requests", len(requests))
 	}
 }
 

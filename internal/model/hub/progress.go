@@ -6,21 +6,8 @@ import (
 	"encoding/json"
 	"net/http"
 	"sync/atomic"
-)
 
-// ProgressPath is the HTTP path at which a download returns its progress, as a ProgressReport.
-const ProgressPath = "/v1/progress"
-
-// Phase is the phase of a run.
-type Phase string
-
-// The phases of a run, in order.
-const (
-	// Waiting is the phase in which another run downloads into the same directory.
-	Waiting     Phase = "Waiting"
-	Listing     Phase = "Listing"
-	Downloading Phase = "Downloading"
-	Publishing  Phase = "Publishing"
+	"github.com/semmoe/operator/internal/model/hub/report"
 )
 
 // Progress is the progress of a run. Its zero value is the start.
@@ -30,21 +17,12 @@ type Progress struct {
 	files, totalFiles, bytes, totalBytes, received atomic.Int64
 }
 
-// ProgressReport is the JSON form of Progress.
-type ProgressReport struct {
-	Phase      Phase `json:"phase"`
-	Bytes      int64 `json:"bytes"`
-	TotalBytes int64 `json:"totalBytes"`
-	Files      int   `json:"files"`
-	TotalFiles int   `json:"totalFiles"`
-}
-
-func (p *Progress) setPhase(phase Phase) { p.phase.Store(phase) }
+func (p *Progress) setPhase(phase report.Phase) { p.phase.Store(phase) }
 
 func (p *Progress) start(files int, bytes int64) {
 	p.totalFiles.Store(int64(files))
 	p.totalBytes.Store(bytes)
-	p.setPhase(Downloading)
+	p.setPhase(report.Downloading)
 }
 
 func (p *Progress) receive(n int) {
@@ -53,16 +31,16 @@ func (p *Progress) receive(n int) {
 }
 
 // Report returns the current state.
-func (p *Progress) Report() ProgressReport {
-	phase, _ := p.phase.Load().(Phase)
-	return ProgressReport{
+func (p *Progress) Report() report.Progress {
+	phase, _ := p.phase.Load().(report.Phase)
+	return report.Progress{
 		Phase: phase, Bytes: p.bytes.Load(), TotalBytes: p.totalBytes.Load(), Files: int(p.files.Load()), TotalFiles: int(p.totalFiles.Load()),
 	}
 }
 
-// ServeHTTP serves the progress at ProgressPath.
+// ServeHTTP serves the progress at report.ProgressPath.
 func (p *Progress) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.URL.Path != ProgressPath || r.Method != http.MethodGet {
+	if r.URL.Path != report.ProgressPath || r.Method != http.MethodGet {
 		http.NotFound(w, r)
 		return
 	}

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"net"
@@ -28,13 +29,14 @@ func main() {
 func run() error {
 	listen := flag.String("listen", "127.0.0.1:8080", "address of the hub")
 	contents := flag.String("contents", "127.0.0.1:8081", "address of the host with the contents of files in LFS")
+	contentURL := flag.String("content-url", "", "URL by which clients reach --contents (default: http:// and its address)")
 	token := flag.String("token", "", "token of an account that may read gated repositories")
 	gated := flag.Bool("gated", false, "repositories are gated")
-	rate := flag.Int("bytes-per-second", 0, "rate of each response with content; 0 is unlimited")
+	stall := flag.Bool("stall-once", false, "the first response with the content of each file in LFS stops halfway, until the client leaves")
 	flag.Parse()
 	server := &hub.Server{
 		Repos: map[string]*hub.Repo{}, Accounts: map[string]hub.Account{*token: {Accepted: true}}, PageSize: 3,
-		ContentURL: "http://" + *contents, BytesPerSecond: *rate,
+		ContentURL: cmp.Or(*contentURL, "http://"+*contents), StallOnce: *stall,
 	}
 	for _, argument := range flag.Args() {
 		name, dir, found := strings.Cut(argument, "=")

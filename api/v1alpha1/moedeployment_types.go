@@ -141,7 +141,7 @@ const (
 
 // ModelSpec identifies a checkpoint in the Hugging Face format.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.volume) || (has(self.source) && has(self.source.oci))",message="volume is required, unless source.oci provides the checkpoint",fieldPath=".volume"
+// +kubebuilder:validation:XValidation:rule="has(self.volume) || (has(self.source) && has(self.source.oci))",message="volume is required, unless source.oci provides the checkpoint",reason="FieldValueRequired",fieldPath=".volume"
 // +kubebuilder:validation:XValidation:rule="!has(self.volume) || !has(self.source) || !has(self.source.oci)",message="source.oci does not allow volume: pods mount the image",fieldPath=".volume"
 // +kubebuilder:validation:XValidation:rule="!has(self.source) || !has(self.source.huggingFace) || !has(self.volume) || has(self.volume.persistentVolumeClaim)",message="source.huggingFace needs a persistentVolumeClaim: the download must outlive its pod, and reach the pods on all nodes",fieldPath=".volume"
 // +kubebuilder:validation:XValidation:rule="!has(self.source) || !has(self.source.huggingFace) || (self.path.startsWith('/models/') && !self.path.endsWith('/'))",message="source.huggingFace needs a directory below /models, such as /models/my-model: the download creates it",fieldPath=".path"

@@ -62,7 +62,7 @@ e2e dashboard e2e-oldest e2e-clients: export SEMMOE_TESTS = nightly
 
 # Packages with goroutines run with the race detector, in the shorter form of their numeric tests. make e2e runs all packages with it.
 RACED := $(addprefix ./controllers/,affinityprofile moedeployment moedeployment/locality moedeployment/revisions storewatch) \
-	$(addprefix ./internal/,artifact/store certs httpserver kube/statuscache observation/promquery) \
+	$(addprefix ./internal/,artifact/store certs httpserver kube/statuscache model/hub observation/promquery) \
 	$(addprefix ./internal/refengine/,group scheduler server) \
 	$(addprefix ./internal/router/,. balance client clientauth discovery enginecounts exchange expertload livesamples picker plans telemetry tlsfiles)
 
@@ -89,7 +89,7 @@ verify: ## Fail on unformatted, vetted or generated drift
 	internal/tools/verify.sh
 
 # The packages that parse what clients, engines, checkpoints and users send. Instrumented for coverage, they take most of the time to compile.
-FUZZED := internal/router/jsonscan internal/router/wire internal/model/tokenizer internal/model/tokenizer/pattern internal/model/npy internal/plan internal/profile/counts \
+FUZZED := internal/router/jsonscan internal/router/wire internal/model/hub internal/model/tokenizer internal/model/tokenizer/pattern internal/model/npy internal/plan internal/profile/counts \
 	internal/observation/lar internal/probe internal/model/checkpoint internal/engine internal/engine/vllm internal/engine/sglang internal/observation/promquery internal/model/reshuffle solver/trace \
 	internal/router/picker internal/router/client
 

@@ -6,7 +6,7 @@ package v1alpha1
 const (
 	// LabelDeployment is the name of the MoEDeployment that an object belongs to.
 	LabelDeployment = "semmoe.io/deployment"
-	// LabelComponent is the role of a pod: engine, worker, router, inspect, profile, plan, answers or tables.
+	// LabelComponent is the role of a pod: engine, worker, router, download, inspect, profile, plan, answers or tables.
 	LabelComponent = "semmoe.io/component"
 	// LabelRevision is the revision of the serving workload: a short hash of template, engine, parallelism and model.
 	LabelRevision = "semmoe.io/revision"
@@ -96,7 +96,7 @@ const (
 	// AnnotationPlanned, on a profile that was made after drift, is the name of the plan that was made from the
 	// profile. If that plan is deleted, no other plan is made from the profile.
 	AnnotationPlanned = "semmoe.io/planned"
-	// AnnotationReport contains the result of an inspection, on its Job, so that the result outlives the pod of the
+	// AnnotationReport contains the result of an inspection or a download, on its Job, so that the result outlives the pod of the
 	// Job. On the ConfigMap of a plan it contains the evaluation of the plan, so that the evaluation outlives the
 	// status of the plan.
 	AnnotationReport = "semmoe.io/report"
@@ -105,13 +105,15 @@ const (
 	// one.
 	ComponentEngine = "engine"
 	// ComponentWorker is the value for the additional pods of a replica with several pods. They receive no requests.
-	ComponentWorker  = "worker"
-	ComponentRouter  = "router"
-	ComponentInspect = "inspect"
-	ComponentProfile = "profile"
-	ComponentPlan    = "plan"
-	ComponentAnswers = "answers"
-	ComponentTables  = "tables"
+	ComponentWorker = "worker"
+	ComponentRouter = "router"
+	// ComponentDownload is the value for Jobs that download a checkpoint.
+	ComponentDownload = "download"
+	ComponentInspect  = "inspect"
+	ComponentProfile  = "profile"
+	ComponentPlan     = "plan"
+	ComponentAnswers  = "answers"
+	ComponentTables   = "tables"
 
 	// EngineContainer is the name of the engine container in a serving pod. An entry with that name in
 	// spec.template.spec.containers is merged into the container.

@@ -116,6 +116,11 @@ type MoEDeploymentStatus struct {
 	// model is the result of the inspection of the checkpoint.
 	// +optional
 	Model *ModelStatus `json:"model,omitempty"`
+
+	// download is the state of the download of the checkpoint. It is absent without spec.model.source.huggingFace, and until
+	// the download Job reports progress.
+	// +optional
+	Download *DownloadStatus `json:"download,omitempty"`
 }
 
 // ServingStatus is the revision that receives requests.
@@ -309,6 +314,34 @@ type ReshuffleStatus struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Seconds int64 `json:"seconds"`
+}
+
+// DownloadStatus is the state of the download of the checkpoint. It is updated every ten seconds while the Job runs.
+type DownloadStatus struct {
+	// commit is the commit that the revision was when it was downloaded; empty until the download is complete.
+	// +optional
+	// +kubebuilder:validation:MaxLength=40
+	Commit string `json:"commit,omitempty"`
+
+	// bytes is the number of bytes on the volume, of totalBytes.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Bytes int64 `json:"bytes"`
+
+	// totalBytes is the size of all files.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	TotalBytes int64 `json:"totalBytes"`
+
+	// files is the number of complete files, of totalFiles.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Files int32 `json:"files"`
+
+	// totalFiles is the number of files.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	TotalFiles int32 `json:"totalFiles"`
 }
 
 // ModelStatus is the result of the inspection of the checkpoint.

@@ -143,6 +143,10 @@ const (
 
 // ModelSpec identifies a checkpoint in the Hugging Face format.
 //
+// +kubebuilder:validation:XValidation:rule="has(self.volume) || (has(self.source) && has(self.source.oci))",message="volume is required, unless source.oci provides the checkpoint",reason="FieldValueRequired",fieldPath=".volume"
+// +kubebuilder:validation:XValidation:rule="!has(self.volume) || !has(self.source) || !has(self.source.oci)",message="source.oci does not allow volume: pods mount the image",fieldPath=".volume"
+// +kubebuilder:validation:XValidation:rule="!has(self.source) || !has(self.source.huggingFace) || !has(self.volume) || has(self.volume.persistentVolumeClaim)",message="source.huggingFace needs a persistentVolumeClaim: the download must outlive its pod, and reach the pods on all nodes",fieldPath=".volume"
+// +kubebuilder:validation:XValidation:rule="!has(self.source) || !has(self.source.huggingFace) || (self.path.startsWith('/models/') && !self.path.endsWith('/'))",message="source.huggingFace needs a directory below /models, such as /models/my-model: the download creates it",fieldPath=".path"
 // +kubebuilder:validation:XValidation:rule="self.path == '/models' || (self.path.startsWith('/models/') && !self.path.contains('/../') && !self.path.endsWith('/..'))",message="path must be /models, or a directory below it without '..': spec.model.volume is mounted at /models",fieldPath=".path"
 type ModelSpec struct {
 	// name is the model name that clients send in requests. Default: the name of the MoEDeployment.
@@ -169,9 +173,105 @@ type ModelSpec struct {
 
 	// volume contains the checkpoint. It is mounted read-only at /models in every pod that reads the checkpoint. Any
 	// volume source is allowed that several pods can mount at the same time: persistentVolumeClaim, nfs, csi, hostPath,
-	// image.
+	// image. It is required, and only a persistentVolumeClaim is allowed with source.huggingFace. With source.oci it is
+	// not allowed.
+	// +optional
+	Volume corev1.VolumeSource `json:"volume,omitzero"`
+
+	// source is where the checkpoint comes from. Without it, the checkpoint is on the volume already.
+	// +optional
+	Source *ModelSource `json:"source,omitempty"`
+}
+
+// ModelSource is where a checkpoint comes from: exactly one of its members.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.huggingFace) != has(self.oci)",message="exactly one of huggingFace and oci is required"
+type ModelSource struct {
+	// huggingFace is a repository that a Job downloads to path on the volume, before the model is inspected. MoEDeployments
+	// with the same claim, path, repo and revision share one download.
+	// +optional
+	HuggingFace *HuggingFaceSource `json:"huggingFace,omitempty"`
+
+	// oci is an image that pods mount as a volume. It needs a cluster with image volumes: Kubernetes 1.35, or 1.33 with the
+	// feature gate ImageVolume.
+	// +optional
+	OCI *OCISource `json:"oci,omitempty"`
+}
+
+// HuggingFaceSource is a repository of a server with the HTTP API of the Hugging Face hub.
+type HuggingFaceSource struct {
+	// repo is the name of the repository, such as Qwen/Qwen3-30B-A3B.
 	// +required
-	Volume corev1.VolumeSource `json:"volume"`
+	// +kubebuilder:validation:MaxLength=193
+	// +kubebuilder:validation:Pattern=`^([A-Za-z0-9][A-Za-z0-9_.-]{0,95}/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$`
+	Repo string `json:"repo"`
+
+	// revision is a branch, a tag or a commit. Default main. A branch that moves after the download is not followed; use a
+	// commit to get the same files everywhere.
+	// +optional
+	// +kubebuilder:default=main
+	// +kubebuilder:validation:MaxLength=255
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9][A-Za-z0-9_./+-]*$`
+	Revision string `json:"revision,omitempty"`
+
+	// endpoint is the address of the server. Default https://huggingface.co. Set it to use a mirror.
+	// +optional
+	// +kubebuilder:default="https://huggingface.co"
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:Pattern=`^https?://[^/?#@\s]+(/[^?#@\s]*)?$`
+	Endpoint string `json:"endpoint,omitempty"`
+
+	// tokenSecretRef is the key of a Secret, in the same namespace, with an access token. Private and gated repositories
+	// need it. The token is only in the environment of the download Job.
+	// +optional
+	TokenSecretRef *SecretKeyReference `json:"tokenSecretRef,omitempty"`
+}
+
+// SecretKeyReference is a key of a Secret in the same namespace.
+type SecretKeyReference struct {
+	// name is the name of the Secret.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+
+	// key is the key in the Secret. Default token.
+	// +optional
+	// +kubebuilder:default=token
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[-._a-zA-Z0-9]+$`
+	Key string `json:"key,omitempty"`
+}
+
+// OCISource is an image whose files are the checkpoint.
+type OCISource struct {
+	// image is the reference of the image. Use a digest, or a tag that never moves.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	Image string `json:"image"`
+
+	// pullPolicy is Always, IfNotPresent or Never. Default: Always for the tag latest, otherwise IfNotPresent.
+	// +optional
+	// +kubebuilder:validation:Enum=Always;IfNotPresent;Never
+	PullPolicy corev1.PullPolicy `json:"pullPolicy,omitempty"`
+}
+
+// ModelVolume returns the volume that pods mount at ModelMountPath.
+func (m *ModelSpec) ModelVolume() corev1.VolumeSource {
+	if m.Source != nil && m.Source.OCI != nil {
+		return corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: m.Source.OCI.Image, PullPolicy: m.Source.OCI.PullPolicy}}
+	}
+	return m.Volume
+}
+
+// Mounted returns the checkpoint as pods see it: on its volume, without its source. A change of the source that mounts the
+// same volume is no change for pods.
+func (m *ModelSpec) Mounted() ModelSpec {
+	mounted := *m
+	mounted.Volume, mounted.Source = m.ModelVolume(), nil
+	return mounted
 }
 
 // EngineType is a supported inference engine.

@@ -21,5 +21,5 @@ var moved = map[string]string{
 func newRootCommand() *cobra.Command {
 	return cli.NewRoot("semmoe", "Co-schedule Mixture-of-Experts models and their requests on Kubernetes", moved,
 		newManagerCommand(), newInspectCommand(), newRouterCommand(), newProfileCommand(), newStoreCommand(), newSolveCommand(), newReplanCommand(),
-		newEvalCommand(), newVerifyCommand(), newReshuffleCommand(), newProbeCommand(), newFetchCommand(), newReportCommand(), newCalibrateCommand())
+		newEvalCommand(), newVerifyCommand(), newReshuffleCommand(), newProbeCommand(), newFetchCommand(), newDownloadCommand(), newReportCommand(), newCalibrateCommand())
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -437,7 +438,7 @@ func profileFiles(dir string, words []byte, recorded *profile.Profile) (map[stri
 }
 
 // serveProgress serves the progress endpoint until stop is called.
-func serveProgress(address string, board *profile.ProgressHandler) (stop func(), err error) {
+func serveProgress(address string, board http.Handler) (stop func(), err error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("--progress-address: %w", err)

@@ -4,12 +4,8 @@ package affinityprofile
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -18,16 +14,10 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/kube/lookup"
 	"github.com/semmoe/operator/internal/kube/printable"
 	recording "github.com/semmoe/operator/internal/profile"
 )
-
-// progressTimeout bounds a request for the progress, so that a pod that does not respond does not delay the
-// reconciliation.
-const progressTimeout = 2 * time.Second
-
-// maxProgressReport bounds the response to such a request, in bytes.
-const maxProgressReport = 64 << 10
 
 // findResult reads the result of these inputs from the store. It returns nil if there is none.
 func (r *Reconciler) findResult(ctx context.Context, profile *semmoev1.AffinityProfile, id string) (*semmoev1.ProfileResult, error) {
@@ -81,8 +71,8 @@ func (r *Reconciler) observeProgress(ctx context.Context, profile *semmoev1.Affi
 		if pod.Status.Phase != corev1.PodRunning || pod.DeletionTimestamp != nil || pod.Status.PodIP == "" {
 			continue
 		}
-		report, err := r.fetchProgress(ctx, pod.Status.PodIP, progressPort(profile))
-		if err != nil {
+		var report recording.ProgressReport
+		if err := lookup.Progress(ctx, r.HTTP, pod.Status.PodIP, progressPort(profile), recording.ProgressPath, &report); err != nil {
 			logr.FromContextOrDiscard(ctx).V(1).Info("Failed to query the progress of a profiling pod", "pod", pod.Name, "reason", err.Error())
 			return known
 		}
@@ -110,24 +100,4 @@ func progressOf(report recording.ProgressReport) *semmoev1.ProfileProgress {
 		TokensPerSecond: int32(report.TokensPerSecond), RemainingSeconds: int32(report.RemainingSeconds),
 		Summary: fmt.Sprintf("%d/%d", report.RequestsDone, report.RequestsTotal),
 	}
-}
-
-func (r *Reconciler) fetchProgress(ctx context.Context, podIP string, port int32) (recording.ProgressReport, error) {
-	ctx, cancel := context.WithTimeout(ctx, progressTimeout)
-	defer cancel()
-	var report recording.ProgressReport
-	url := fmt.Sprintf("http://%s%s", net.JoinHostPort(podIP, fmt.Sprint(port)), recording.ProgressPath)
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return report, err
-	}
-	response, err := r.HTTP.Do(request)
-	if err != nil {
-		return report, err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return report, errors.New(response.Status)
-	}
-	return report, json.NewDecoder(io.LimitReader(response.Body, maxProgressReport)).Decode(&report)
 }

@@ -41,6 +41,8 @@ func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) conditions.Ver
 		return no(planner.ChildVerdict("AffinityProfile", profile.Name, profile.Status.Conditions, "Profiling"))
 	case o.Invalid != nil:
 		return no(reasonSpecInvalid, "The profile waits for a valid spec. See the condition Degraded for the cause")
+	case !o.Download.Complete():
+		return no(reasonDownloading, "The profile waits for the download of the model")
 	case o.Inspection.Report == nil:
 		return no("InspectingModel", "The profile waits for the inspection of the model")
 	case o.Inspection.Report.Unprofilable != "":

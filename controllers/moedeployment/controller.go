@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -35,6 +36,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/decision"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/download"
 	"github.com/semmoe/operator/controllers/moedeployment/front"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
@@ -262,6 +264,9 @@ func (r *Reconciler) forget(name types.NamespacedName) {
 	r.statuses.Forget(name)
 }
 
+// downloadPeriod is the interval at which the progress of a download is requested.
+const downloadPeriod = 10 * time.Second
+
 // maxQuestions is the maximum number of reads that depend on decisions. Each question is asked once, and there are nine.
 const maxQuestions = 9
 
@@ -313,17 +318,19 @@ func logDecision(ctx context.Context, moed *semmoev1.MoEDeployment, d decision.D
 // act applies the decision to the cluster and adds the results to the observation. It returns the delay until it must
 // run again, or zero.
 func (r *Reconciler) act(ctx context.Context, o *observation, s *decision.Snapshot, d *decision.Decision) (time.Duration, error) {
-	moed, inspect := s.Moed, o.Inspection
+	moed, inspect, downloads := s.Moed, o.Inspection, o.Download
 	var changedErr, keptErr, recreationsErr, releasesErr, childrenErr error
 	var releasesAgain time.Duration
-	if len(inspect.Obsolete) > 0 {
+	if len(inspect.Obsolete)+len(downloads.Obsolete) > 0 {
 		var changed bool
 		if changed, changedErr = childobjects.SpecChanged(ctx, r.Live, moed); changedErr != nil || changed {
-			inspect.Obsolete = nil // the latest spec may need them
+			inspect.Obsolete, downloads.Obsolete = nil, nil // the latest spec may need them
 		}
 	}
+	downloadWrites, downloadAgain := downloads.Writes(r.nextDownload(s), s.Now)
+	downloadErr := r.write(ctx, moed, downloadWrites...)
 	inspections, again, inspectErr := inspect.Writes(r.nextInspection(moed), s.Now)
-	inspectErr = errors.Join(inspectErr, r.write(ctx, moed, inspections...))
+	inspectErr = errors.Join(inspectErr, explainImageVolumes(moed, r.write(ctx, moed, inspections...)))
 	if !desired.Paused(moed) { // facts that outlive pods are recorded before replicas move
 		recreationsErr = r.write(ctx, moed, revisions.RecordRecreations(s.Workloads, s.Pods, s.Workers, s.Now)...)
 		var releases []writes.Write
@@ -338,7 +345,7 @@ func (r *Reconciler) act(ctx context.Context, o *observation, s *decision.Snapsh
 	o.Rollout, o.Settled = moved.RolloutState, moved.Settled && rolloutErr == nil
 	o.Front, childrenErr = r.front().Reconcile(ctx, moed, front.Engines{Workloads: s.Workloads, Pods: s.Pods})
 	replanErr := r.write(ctx, moed, d.ReplanWrites...)
-	return result.ShortestDelay(again, o.Rollout.Again, releasesAgain), errors.Join(changedErr, inspectErr, recreationsErr, releasesErr, keptErr, rolloutErr, childrenErr, replanErr)
+	return result.ShortestDelay(again, downloadAgain, o.Rollout.Again, releasesAgain), errors.Join(changedErr, downloadErr, inspectErr, recreationsErr, releasesErr, keptErr, rolloutErr, childrenErr, replanErr)
 }
 
 // write executes writes in order, until one fails.
@@ -355,7 +362,7 @@ func (r *Reconciler) write(ctx context.Context, moed *semmoev1.MoEDeployment, wr
 // known, or zero.
 func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed *decision.Snapshot) (time.Duration, error) {
 	now := observed.Now
-	pods := slices.Concat(observed.Pods, observed.Workers, observed.InspectPods)
+	pods := slices.Concat(observed.Pods, observed.Workers, observed.InspectPods, observed.DownloadPods)
 	// OutputChanged is more specific for these pods than a crash loop. After an error it is not decided yet.
 	if o.Planning.Hold.Reason == planner.ReasonOutputChanged || o.Revision == "" {
 		pods = slices.DeleteFunc(pods, func(pod *corev1.Pod) bool { _, found := revisions.ChangedOutput(pod); return found })
@@ -391,10 +398,13 @@ func refusedRouter(router *appsv1.Deployment) *podhealth.Problem {
 	return nil
 }
 
-// pollDelay returns the polling delay for state that no watch reports: the ranks in an InferencePool, a missing kind
+// pollDelay returns the polling delay for state that no watch reports: the progress of a download, the ranks in an InferencePool, a missing kind
 // that the spec needs, traffic, and user-provided ConfigMaps. It returns zero if nothing needs polling.
 func pollDelay(moed *semmoev1.MoEDeployment, o observation) time.Duration {
-	var pool, groups, polling, hardware time.Duration
+	var pool, groups, polling, hardware, downloads time.Duration
+	if o.Download.Running != nil {
+		downloads = downloadPeriod
+	}
 	if machines := moed.Spec.Placement.Hardware; machines != nil && machines.ConfigMap != nil {
 		hardware = planner.HardwarePeriod
 	}
@@ -407,7 +417,7 @@ func pollDelay(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 	if decision.PollsRouters(moed, o.ServingRevision(), o.ServingPlanning()) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus && o.ServingRevision() != "" {
 		polling = observePeriod
 	}
-	return result.ShortestDelay(pool, groups, polling, hardware)
+	return result.ShortestDelay(pool, groups, polling, hardware, downloads)
 }
 
 // plans returns the reader of profiles, plans and tables.
@@ -433,7 +443,24 @@ func (r *Reconciler) nextInspection(moed *semmoev1.MoEDeployment) func(attempt i
 	return func(attempt int) *batchv1.Job { return inspectionJob(moed, r.Image, r.PullPolicy, attempt) }
 }
 
-// refusedPods returns why the pods of a workload or of the inspection cannot be created, for example a quota or the pod
+// nextDownload returns the constructor of a download Job per attempt, or nil while the spec is paused or invalid.
+func (r *Reconciler) nextDownload(s *decision.Snapshot) func(attempt int) *batchv1.Job {
+	if desired.Paused(s.Moed) || decision.Invalid(s) != nil {
+		return nil
+	}
+	return func(attempt int) *batchv1.Job { return download.Job(s.Moed, r.Image, r.PullPolicy, attempt) }
+}
+
+// explainImageVolumes adds the cause to the error of an API server that drops the image of a volume, because it has no image
+// volumes: the volume then has no source.
+func explainImageVolumes(moed *semmoev1.MoEDeployment, err error) error {
+	if !apierrors.IsInvalid(err) || moed.Spec.Model.ModelVolume().Image == nil || !strings.Contains(err.Error(), "must specify a volume type") {
+		return err
+	}
+	return fmt.Errorf("the cluster has no image volumes, which the model needs: use Kubernetes 1.35, or 1.33 with the feature gate ImageVolume: %w", err)
+}
+
+// refusedPods returns why the pods of a workload, of the download or of the inspection cannot be created, for example a quota or the pod
 // security standard of the namespace. In this case no pod exists that could report the cause.
 func (r *Reconciler) refusedPods(ctx context.Context, observed *decision.Snapshot, o observation) (*podhealth.Problem, error) {
 	var owners []client.Object
@@ -451,8 +478,10 @@ func (r *Reconciler) refusedPods(ctx context.Context, observed *decision.Snapsho
 			}
 		}
 	}
-	if job := o.Inspection.Running; job != nil && job.Status.Active == 0 {
-		owners = append(owners, job)
+	for _, job := range []*batchv1.Job{o.Inspection.Running, o.Download.Running} {
+		if job != nil && job.Status.Active == 0 {
+			owners = append(owners, job)
+		}
 	}
 	for _, owner := range owners {
 		message, err := lookup.LastEvent(ctx, r.Live, owner, "FailedCreate", observed.Now)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/go-logr/logr"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -18,9 +19,12 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/decision"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/download"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/controllers/moedeployment/traffic"
+	"github.com/semmoe/operator/internal/kube/lookup"
+	"github.com/semmoe/operator/internal/model/hub/report"
 	"github.com/semmoe/operator/internal/profile/inspection"
 	"github.com/semmoe/operator/solver/drift"
 )
@@ -32,7 +36,12 @@ func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) 
 	if err := r.observeChildren(ctx, observed); err != nil {
 		return nil, err
 	}
-	observed.Inspection = inspection.Observe(inspectionInputs(moed).Hash(), observed.Jobs, observed.InspectPods)
+	observed.Download = download.Observe(moed, jobsOf(observed.Jobs, semmoev1.ComponentDownload), observed.DownloadPods)
+	if observed.Download.Complete() {
+		observed.Inspection = inspection.Observe(inspectionInputs(moed).Hash(), jobsOf(observed.Jobs, semmoev1.ComponentInspect), observed.InspectPods)
+	} else {
+		observed.Download.Progress = r.downloadProgress(ctx, observed.Download.Running, observed.DownloadPods)
+	}
 	observed.Own, observed.OwnUnread = r.own(ctx, moed)
 	if desired.UsesPlans(moed) {
 		observed.StoreFailure = r.StoreWatch.Failure()
@@ -42,6 +51,33 @@ func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) 
 	}
 	observed.Unread = r.plans().Observe(ctx, &observed.Snapshot)
 	return observed, nil
+}
+
+// jobsOf returns the Jobs of a component.
+func jobsOf(jobs []*batchv1.Job, component string) []*batchv1.Job {
+	var found []*batchv1.Job
+	for _, job := range jobs {
+		if job.Labels[semmoev1.LabelComponent] == component {
+			found = append(found, job)
+		}
+	}
+	return found
+}
+
+// downloadProgress requests the progress of a running download; nil if it is unknown.
+func (r *Reconciler) downloadProgress(ctx context.Context, job *batchv1.Job, pods []*corev1.Pod) *report.Progress {
+	for _, pod := range pods {
+		if job == nil || !metav1.IsControlledBy(pod, job) || pod.Status.Phase != corev1.PodRunning || pod.DeletionTimestamp != nil || pod.Status.PodIP == "" {
+			continue
+		}
+		var progress report.Progress
+		err := lookup.Progress(ctx, r.HTTP, pod.Status.PodIP, download.ProgressPort, report.ProgressPath, &progress)
+		if err == nil {
+			return &progress
+		}
+		logr.FromContextOrDiscard(ctx).V(1).Info("Failed to query the progress of a download", "pod", pod.Name, "reason", err.Error())
+	}
+	return nil
 }
 
 // observeChildren reads the workloads, Jobs and pods of a MoEDeployment.
@@ -80,6 +116,8 @@ func (r *Reconciler) observeChildren(ctx context.Context, observed *decision.Sna
 			observed.Workers = append(observed.Workers, &pods.Items[i])
 		case semmoev1.ComponentInspect:
 			observed.InspectPods = append(observed.InspectPods, &pods.Items[i])
+		case semmoev1.ComponentDownload:
+			observed.DownloadPods = append(observed.DownloadPods, &pods.Items[i])
 		case semmoev1.ComponentRouter:
 			observed.RouterPods = append(observed.RouterPods, &pods.Items[i])
 		}

@@ -26,6 +26,7 @@ import (
 	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/decision"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/download"
 	"github.com/semmoe/operator/controllers/moedeployment/front"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
@@ -46,6 +47,8 @@ type observation struct {
 	Enough     bool
 	RankTokens map[int]int64
 
+	// Download is the state of the model's download.
+	Download download.State
 	// Inspection is the state of the model's inspection.
 	Inspection inspection.State
 	// Pods are the engine pods that serve requests; Workers are the other pods of their replicas.
@@ -74,7 +77,7 @@ type observation struct {
 func observationOf(s *decision.Snapshot, d decision.Decision) observation {
 	return observation{
 		Decision: d, Enough: d.Observed.Enough(), RankTokens: d.Observed.RankLoads(),
-		Inspection: s.Inspection, Pods: s.Pods, Workers: s.Workers, Router: s.Router, StoreFailure: s.StoreFailure,
+		Download: s.Download, Inspection: s.Inspection, Pods: s.Pods, Workers: s.Workers, Router: s.Router, StoreFailure: s.StoreFailure,
 	}
 }
 
@@ -113,6 +116,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		ObservedGeneration: moed.Generation,
 		Selector:           labels.SelectorFromSet(desired.Selector(moed, semmoev1.ComponentEngine)).String(),
 		Model:              o.Inspection.Model(),
+		Download:           o.Download.Status(moed.Status.Download),
 		Revision:           o.Revision,
 		Profile:            nameInStatus(o.described().ProfileName),
 		PlanDigest:         shortDigest(o.ServingPlanning().Serving),
@@ -207,6 +211,13 @@ func shortDigest(serving *revisions.Layout) string {
 	return serving.Short()
 }
 
+// reasonDownloading and reasonDownloadFailed are the reasons of a model that is being downloaded, and of one whose download
+// failed.
+const (
+	reasonDownloading    = "Downloading"
+	reasonDownloadFailed = "DownloadFailed"
+)
+
 // reasonReconcileFailed is the reason of objects that cannot be written.
 const reasonReconcileFailed = "ReconcileFailed"
 
@@ -214,6 +225,10 @@ func faultOf(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 	switch {
 	case o.Invalid != nil:
 		return &conditions.Fault{Reason: o.Invalid.Reason, Message: o.Invalid.Message, Stalls: true}
+	case o.Download.Failure != "" && o.Download.Invalid:
+		return &conditions.Fault{Reason: reasonDownloadFailed, Message: o.Download.Failure, Stalls: true}
+	case o.Download.Failure != "":
+		return &conditions.Fault{Reason: reasonDownloadFailed, Message: "The download of the model failed and resumes: " + o.Download.Failure}
 	case o.Inspection.Failure != "" && o.Inspection.Invalid:
 		return &conditions.Fault{Reason: "ModelInvalid", Message: o.Inspection.Failure, Stalls: true}
 	case o.Inspection.Failure != "":
@@ -312,6 +327,8 @@ func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.M
 		return conditions.False(fault.Reason, fault.Message)
 	case desired.Paused(moed) && status.Replicas == 0:
 		return conditions.False("Paused", "No replica serves, because spec.reconciliation is Paused. Set it to Active to roll out")
+	case !o.Download.Complete() && status.Replicas == 0:
+		return conditions.False(reasonDownloading, o.Download.Text(moed, status.Download))
 	case o.Inspection.Report == nil && status.Replicas == 0:
 		return conditions.False("InspectingModel", "The checkpoint is being inspected. No device is used before the inspection succeeds")
 	case status.ReadyReplicas >= enough:
@@ -329,6 +346,8 @@ func progressingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 		return conditions.False("Stalled", "No progress is possible until the problem in the condition Stalled is fixed")
 	case complete:
 		return conditions.False("Complete", fmt.Sprintf("All %d replicas are of revision %s", *moed.Spec.Replicas, o.Revision))
+	case !o.Download.Complete():
+		return conditions.True(reasonDownloading, o.Download.Text(moed, status.Download))
 	case o.Inspection.Report == nil:
 		return conditions.True("InspectingModel", "The checkpoint is being inspected")
 	case o.Rollout.Reason == rollout.ReasonInconclusive:

@@ -14,9 +14,12 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,11 +28,15 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/decision"
+	"github.com/semmoe/operator/controllers/moedeployment/download"
 	"github.com/semmoe/operator/controllers/moedeployment/front"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/kube/jobstate"
 	"github.com/semmoe/operator/internal/kube/podhealth"
+	"github.com/semmoe/operator/internal/kube/writes"
+	"github.com/semmoe/operator/internal/model/hub/report"
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/profile/inspection"
 )
@@ -44,6 +51,10 @@ func TestStatus(t *testing.T) {
 	noNode := &podhealth.Problem{Reason: "Unschedulable", Message: "0/1 nodes are available"}
 	two := []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-r1-1", "r1")}
 
+	fromHub := func(m *semmoev1.MoEDeployment) {
+		m.Spec.Model.Volume = corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "models"}}
+		m.Spec.Model.Source = &semmoev1.ModelSource{HuggingFace: &semmoev1.HuggingFaceSource{Repo: "org/m", Revision: "main"}}
+	}
 	cases := map[string]struct {
 		Change  func(*semmoev1.MoEDeployment)
 		o       observation
@@ -57,6 +68,30 @@ func TestStatus(t *testing.T) {
 			o:       observation{Inspection: inspection.State{NextAttempt: 1}},
 			want:    map[string]string{"Ready": "False InspectingModel", "Progressing": "True InspectingModel", "Degraded": "False AsExpected", "Stalled": "False NotStalled", "Reconciling": "True InProgress"},
 			summary: "0/2",
+		},
+		"downloading": {
+			Change:  fromHub,
+			o:       observation{Download: download.State{Wanted: true, Progress: &report.Progress{Bytes: 5e9, TotalBytes: 61e9, TotalFiles: 3}}},
+			want:    map[string]string{"Ready": "False Downloading", "Progressing": "True Downloading", "Degraded": "False AsExpected", "Stalled": "False NotStalled", "Reconciling": "True InProgress"},
+			summary: "0/2", message: "Revision main of org/m is being downloaded to /models of claim models: 5.0 of 61.0 GB",
+		},
+		"the repository is gated": {
+			Change:  fromHub,
+			o:       observation{Download: download.State{Wanted: true, Attempts: jobstate.Attempts{Failure: "the repository is gated", Invalid: true}}},
+			want:    map[string]string{"Ready": "False DownloadFailed", "Progressing": "False Stalled", "Degraded": "True DownloadFailed", "Stalled": "True DownloadFailed"},
+			summary: "0/2", message: "the repository is gated",
+		},
+		"a download is interrupted": {
+			Change:  fromHub,
+			o:       observation{Download: download.State{Wanted: true, Attempts: jobstate.Attempts{Failure: "i/o error"}}},
+			want:    map[string]string{"Ready": "False DownloadFailed", "Progressing": "True Downloading", "Degraded": "True DownloadFailed", "Stalled": "False NotStalled"},
+			summary: "0/2", message: "resumes: i/o error",
+		},
+		"downloading again while replicas serve": {
+			Change:  fromHub,
+			o:       observation{Download: download.State{Wanted: true}, Pods: two, Router: router},
+			want:    map[string]string{"Ready": "True Serving", "Progressing": "True Downloading", "Degraded": "False AsExpected"},
+			summary: "2/2",
 		},
 		"in service": {
 			o:       observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Pods: two, Router: router},
@@ -499,5 +534,23 @@ func TestStatusGoesBack(t *testing.T) {
 		if step.seen {
 			cache = read()
 		}
+	}
+}
+
+// TestExplainImageVolumes checks the message for an API server that drops the image of a volume.
+func TestExplainImageVolumes(t *testing.T) {
+	dropped := apierrors.NewInvalid(schema.GroupKind{Group: "batch", Kind: "Job"}, "m-inspect", field.ErrorList{field.Required(field.NewPath("spec.template.spec.volumes[0]"), "must specify a volume type")})
+	image := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
+		m.Spec.Model.Volume, m.Spec.Model.Source = corev1.VolumeSource{}, &semmoev1.ModelSource{OCI: &semmoev1.OCISource{Image: "m:1"}}
+	})
+	if err := explainImageVolumes(image, writes.Refusable(dropped)); !writes.IsRefused(err) || !strings.Contains(err.Error(), "the cluster has no image volumes, which the model needs: use Kubernetes 1.35") {
+		t.Errorf("error %v", err)
+	}
+	other := errors.New("connection refused")
+	if err := explainImageVolumes(image, other); err != other {
+		t.Errorf("another error becomes %v", err)
+	}
+	if err := explainImageVolumes(moedtest.Deployment(), dropped); err != error(dropped) {
+		t.Errorf("a model on a volume reports %v", err)
 	}
 }

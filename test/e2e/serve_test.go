@@ -369,13 +369,19 @@ func TestRestrictedNamespace(t *testing.T) {
 // claimCheckpoint creates a volume with the checkpoint's directory and a claim bound to it.
 func claimCheckpoint(t *testing.T, namespace string) string {
 	t.Helper()
+	return claimDirectory(t, namespace, checkpointDir(), corev1.ReadOnlyMany)
+}
+
+// claimDirectory creates a volume with a directory and a claim bound to it.
+func claimDirectory(t *testing.T, namespace, dir string, mode corev1.PersistentVolumeAccessMode) string {
+	t.Helper()
 	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
-	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadOnlyMany}
+	modes := []corev1.PersistentVolumeAccessMode{mode}
 	create(t, &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: namespace},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity: size, AccessModes: modes, StorageClassName: namespace, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-			PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: checkpointDir()}},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir}},
 		},
 	})
 	create(t, &corev1.PersistentVolumeClaim{

@@ -127,6 +127,9 @@ func run(m *testing.M) (int, error) {
 	if images[doubleImage], err = buildDouble(); err != nil {
 		return 1, err
 	}
+	if images[hubImage], err = buildHub(); err != nil {
+		return 1, err
+	}
 	cluster, err = localcluster.Start(ctx, localcluster.Options{
 		Binaries: binaries,
 		Images:   images,

@@ -53,6 +53,8 @@ var unseen = map[string]map[string]string{
 		"ReplanCooldown":       "a plan must be in service for long, and a re-plan without effect must be within the cooldown",
 		"CountersInvalid":      "an engine that shuffles tokens must report counters that cannot be true",
 		"DatasetUnchanged":     "the traffic must drift while spec.profiling.refresh is Job",
+		"Downloading":          "a MoEDeployment must have spec.model.source; the end-to-end test of downloads does not record this state yet",
+		"DownloadFailed":       "a download must fail; the end-to-end test of downloads does not record this state yet",
 		"DriftEnded":           "the drift must end before the new profile is complete",
 		"TablesRequireRestart": "an earlier version of the operator must have created pods that shuffle tokens, and their tables must be replaced",
 		"InspectionFailed":     "the inspection must end in an error of the machine, not of the checkpoint",

@@ -208,6 +208,8 @@ func (a *Agent) statusOf(ctx context.Context, pod *corev1.Pod) (corev1.PodStatus
 	case semmoev1.ComponentInspect:
 		message, err = a.inspect(pod)
 		ends = true
+	case semmoev1.ComponentDownload:
+		message, ends = `{"repo":"org/model","commit":"0123456789abcdef0123456789abcdef01234567","files":3,"bytes":1000}`, true
 	case semmoev1.ComponentProfile:
 		err = a.profile(ctx, pod)
 		ends = true

@@ -126,6 +126,21 @@ var shownElsewhere = map[string]string{
 	"PlacementPlan spec.solver.timeBudgetSeconds": "solver TestTimeBudgetCutsOff",
 	// AffinityProfile refuses this field.
 	"AffinityProfile spec.parallelism.podsPerReplica": "test/api TestProfilePodsPerReplicaRefused",
+	// A source needs a claim, or no volume. AffinityProfile refuses it.
+	"MoEDeployment spec.model.source.huggingFace.repo":                  "controllers/moedeployment/download TestJob",
+	"MoEDeployment spec.model.source.huggingFace.revision":              "controllers/moedeployment/download TestJob",
+	"MoEDeployment spec.model.source.huggingFace.endpoint":              "controllers/moedeployment/download TestJob",
+	"MoEDeployment spec.model.source.huggingFace.tokenSecretRef.name":   "controllers/moedeployment/download TestJob",
+	"MoEDeployment spec.model.source.huggingFace.tokenSecretRef.key":    "controllers/moedeployment/download TestJob",
+	"MoEDeployment spec.model.source.oci.image":                         "controllers/moedeployment/revisions TestImageVolume",
+	"MoEDeployment spec.model.source.oci.pullPolicy":                    "controllers/moedeployment/revisions TestImageVolume",
+	"AffinityProfile spec.model.source.huggingFace.repo":                "test/api TestProfileSourceRefused",
+	"AffinityProfile spec.model.source.huggingFace.revision":            "test/api TestProfileSourceRefused",
+	"AffinityProfile spec.model.source.huggingFace.endpoint":            "test/api TestProfileSourceRefused",
+	"AffinityProfile spec.model.source.huggingFace.tokenSecretRef.name": "test/api TestProfileSourceRefused",
+	"AffinityProfile spec.model.source.huggingFace.tokenSecretRef.key":  "test/api TestProfileSourceRefused",
+	"AffinityProfile spec.model.source.oci.image":                       "test/api TestProfileSourceRefused",
+	"AffinityProfile spec.model.source.oci.pullPolicy":                  "test/api TestProfileSourceRefused",
 	// These fields have an effect after traffic has drifted. The reports of the agent's routers are older than any window.
 	"MoEDeployment spec.drift.thresholdPercent":     "controllers/moedeployment/locality TestAssessDrift",
 	"MoEDeployment spec.drift.cooldownSeconds":      "controllers/moedeployment/locality TestAssessDrift",

@@ -40,6 +40,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.DatasetSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DeploymentReference"):
 		return &apiv1alpha1.DeploymentReferenceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("DownloadStatus"):
+		return &apiv1alpha1.DownloadStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DriftCauses"):
 		return &apiv1alpha1.DriftCausesApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DriftSpec"):
@@ -52,12 +54,16 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.HardwareConfigMapApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("HardwareReference"):
 		return &apiv1alpha1.HardwareReferenceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("HuggingFaceSource"):
+		return &apiv1alpha1.HuggingFaceSourceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("LARStatus"):
 		return &apiv1alpha1.LARStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("LayoutSpec"):
 		return &apiv1alpha1.LayoutSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("LiveSpec"):
 		return &apiv1alpha1.LiveSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ModelSource"):
+		return &apiv1alpha1.ModelSourceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ModelSpec"):
 		return &apiv1alpha1.ModelSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ModelStatus"):
@@ -68,6 +74,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.MoEDeploymentSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MoEDeploymentStatus"):
 		return &apiv1alpha1.MoEDeploymentStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("OCISource"):
+		return &apiv1alpha1.OCISourceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("OverlapSpec"):
 		return &apiv1alpha1.OverlapSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ParallelismSpec"):
@@ -132,6 +140,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.RoutingWeightsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SamplingSpec"):
 		return &apiv1alpha1.SamplingSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("SecretKeyReference"):
+		return &apiv1alpha1.SecretKeyReferenceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ServingStatus"):
 		return &apiv1alpha1.ServingStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SolverSpec"):

@@ -20,6 +20,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/download"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
@@ -40,12 +41,14 @@ type Snapshot struct {
 
 	Jobs []*batchv1.Job
 	// Workers are the pods of replicas that do not serve requests themselves.
-	Workers, InspectPods, RouterPods []*corev1.Pod
+	Workers, InspectPods, DownloadPods, RouterPods []*corev1.Pod
 	// Router is the Deployment of the request router; nil if there is none.
 	Router *appsv1.Deployment
 	// Groups reports whether the cluster has the kind LeaderWorkerSet.
 	Groups bool
-	// Inspection is the state of the model's inspection.
+	// Download is the state of the model's download.
+	Download download.State
+	// Inspection is the state of the model's inspection. It starts when the download is complete.
 	Inspection inspection.State
 	// Own are the settings of the operator's own containers in the pods of new revisions. OwnUnread is an error that
 	// prevented reading them.

@@ -43,7 +43,7 @@ func profileFor(moed *semmoev1.MoEDeployment, modelDigest string) *semmoev1.Affi
 		return nil
 	}
 	inputs := profileInputs{
-		Path: moed.Spec.Model.Path, LayoutAs: moed.Spec.Model.LayoutAs, Volume: moed.Spec.Model.Volume, Model: modelDigest,
+		Path: moed.Spec.Model.Path, LayoutAs: moed.Spec.Model.LayoutAs, Volume: moed.Spec.Model.ModelVolume(), Model: modelDigest,
 		Dataset: *profiling.Dataset, Sampling: profiling.SamplingSpec, Target: profiling.Target,
 	}
 	if profiling.Backend != semmoev1.ProfilingBackendEngine {
@@ -51,7 +51,7 @@ func profileFor(moed *semmoev1.MoEDeployment, modelDigest string) *semmoev1.Affi
 	}
 	name := moed.Name + "-" + ownership.ShortHash(inputs, 8)
 	spec := semmoev1.AffinityProfileSpec{
-		Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: placedAs(moed),
+		Model: moed.Spec.Model.Mounted(), Engine: moed.Spec.Engine, Parallelism: placedAs(moed),
 		Dataset: profiling.Dataset, SamplingSpec: profiling.SamplingSpec, Target: profiling.Target, BackendSpec: profiling.BackendSpec,
 		Template: schedulingOf(moed.Spec.Template),
 	}

@@ -64,7 +64,7 @@ type revisionInputs struct {
 func Of(moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *Layout) string {
 	inputs := revisionInputs{
 		Name:        moed.Name,
-		Model:       moed.Spec.Model,
+		Model:       moed.Spec.Model.Mounted(),
 		ModelDigest: report.ModelDigest,
 		Engine:      moed.Spec.Engine,
 		Parallelism: moed.Spec.Parallelism,
@@ -287,7 +287,7 @@ func podTemplate(moed *semmoev1.MoEDeployment, labels map[string]string, report 
 				},
 			}},
 			Volumes: []corev1.Volume{
-				{Name: modelVolume, VolumeSource: moed.Spec.Model.Volume},
+				{Name: modelVolume, VolumeSource: moed.Spec.Model.ModelVolume()},
 				{Name: "shm", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}},
 			},
 		},

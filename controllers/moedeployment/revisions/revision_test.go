@@ -467,3 +467,29 @@ func TestValidate(t *testing.T) {
 		})
 	}
 }
+
+// TestImageVolume checks that source.oci is an image volume, that it is the same revision as the same volume by hand, and
+// that the source of a claim is no part of the revision.
+func TestImageVolume(t *testing.T) {
+	byHand, bySource := moedtest.Deployment(), moedtest.Deployment()
+	byHand.Spec.Model.Volume = corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "m:1", PullPolicy: corev1.PullAlways}}
+	bySource.Spec.Model.Volume = corev1.VolumeSource{}
+	bySource.Spec.Model.Source = &semmoev1.ModelSource{OCI: &semmoev1.OCISource{Image: "m:1", PullPolicy: corev1.PullAlways}}
+	workload, err := Render(bySource, "r1", moedtest.Report(), nil, Own{Image: "semmoe:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(byHand.Spec.Model.Volume, workload.Template().Spec.Volumes[0].VolumeSource); diff != "" {
+		t.Errorf("volume (-want +got):\n%s", diff)
+	}
+	if Of(byHand, moedtest.Report(), nil) != Of(bySource, moedtest.Report(), nil) {
+		t.Error("source.oci and the same volume.image are different revisions")
+	}
+	claim := moedtest.Deployment()
+	claim.Spec.Model.Volume = corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "models"}}
+	before := Of(claim, moedtest.Report(), nil)
+	claim.Spec.Model.Source = &semmoev1.ModelSource{HuggingFace: &semmoev1.HuggingFaceSource{Repo: "org/m"}}
+	if Of(claim, moedtest.Report(), nil) != before {
+		t.Error("a source on the same claim changes the revision: it would restart every serving pod")
+	}
+}

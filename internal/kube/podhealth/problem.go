@@ -180,7 +180,7 @@ func imageField(pod *corev1.Pod, container string) string {
 	switch {
 	case container == semmoev1.EngineContainer:
 		return "spec.engine.image"
-	case slices.Contains(ours, container) || slices.Contains([]string{semmoev1.ComponentInspect, semmoev1.ComponentRouter}, pod.Labels[semmoev1.LabelComponent]):
+	case slices.Contains(ours, container) || slices.Contains([]string{semmoev1.ComponentDownload, semmoev1.ComponentInspect, semmoev1.ComponentRouter}, pod.Labels[semmoev1.LabelComponent]):
 		return "the operator's --image"
 	}
 	return "the container's image in spec.template"
@@ -194,6 +194,8 @@ func podLabel(pod *corev1.Pod) string {
 		return pod.Name
 	case semmoev1.ComponentInspect:
 		return "of the inspection"
+	case semmoev1.ComponentDownload:
+		return "of the download Job"
 	case semmoev1.ComponentProfile:
 		return "of the profiling Job"
 	default:

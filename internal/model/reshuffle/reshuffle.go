@@ -442,7 +442,7 @@ func (j *job) writeShards(ctx context.Context, staging string) (resumed int, err
 	if err != nil {
 		return 0, err
 	}
-	defer progress.Log(ctx, j.copier.total, &j.copier.done)()
+	defer progress.Log(ctx, "Reshuffling", j.copier.total, &j.copier.done)()
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(j.Parallel)
 	for _, shard := range missing {

@@ -3,10 +3,8 @@
 package inspection
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -55,7 +53,7 @@ type Inputs struct {
 
 // InputsOf returns the inputs for a model whose pods follow a template, which may be nil.
 func InputsOf(model semmoev1.ModelSpec, template *corev1.PodTemplateSpec) Inputs {
-	inputs := Inputs{Path: model.Path, LayoutAs: model.LayoutAs, Volume: model.Volume}
+	inputs := Inputs{Path: model.Path, LayoutAs: model.LayoutAs, Volume: model.ModelVolume()}
 	if template != nil {
 		inputs.NodeSelector = template.Spec.NodeSelector
 		inputs.Affinity = template.Spec.Affinity
@@ -110,70 +108,20 @@ func (s State) Model() *semmoev1.ModelStatus {
 	}
 }
 
-// lostGrace is the time after which a missing result counts as lost.
-const lostGrace = 10 * time.Second
-
 // Observe derives the state of the inspection with these inputs from its Jobs and their pods. A failed Job is kept
 // until the next attempt ends, to record the number of attempts.
 func Observe(inputs string, jobs []*batchv1.Job, pods []*corev1.Pod) State {
-	var ours, others []*batchv1.Job
-	for _, job := range jobs {
-		if job.DeletionTimestamp != nil {
-			continue
-		}
-		if job.Labels[semmoev1.LabelInputs] == inputs {
-			ours = append(ours, job)
-		} else {
-			others = append(others, job)
-		}
+	task := jobstate.Task{Name: "inspection", Inputs: inputs, ExitInvalid: exitInvalid, Valid: func(report string) bool {
+		var state State
+		state.setReport(report)
+		return state.Report != nil
+	}}
+	found := task.Observe(jobs, pods)
+	state := State{
+		Recorded: found.Recorded, Unrecorded: found.Unrecorded, Running: found.Running, Failure: found.Failure, Invalid: found.Invalid,
+		NextAttempt: found.NextAttempt, NextAt: found.NextAt, Obsolete: found.Obsolete,
 	}
-	slices.SortFunc(ours, func(a, b *batchv1.Job) int { return cmp.Compare(jobstate.Attempt(b), jobstate.Attempt(a)) })
-	if len(ours) == 0 {
-		return State{NextAttempt: 1}
-	}
-	latest := ours[0]
-	state := State{}
-	switch {
-	case latest.Annotations[semmoev1.AnnotationReport] != "":
-		if state.setReport(latest.Annotations[semmoev1.AnnotationReport]); state.Report != nil {
-			state.Recorded = latest
-		}
-		state.Obsolete = append(ours[1:], others...)
-	case jobstate.Finished(latest, batchv1.JobComplete) != nil:
-		if state.setReport(jobstate.TerminationMessage(latest, pods)); state.Report != nil {
-			state.Unrecorded = latest
-			state.Obsolete = append(ours[1:], others...)
-			return state
-		}
-	case jobstate.Finished(latest, batchv1.JobFailed) != nil:
-		condition := jobstate.Finished(latest, batchv1.JobFailed)
-		state.Failure = jobstate.TerminationMessage(latest, pods)
-		if state.Failure == "" {
-			state.Failure = "the inspection Job failed: " + condition.Message
-		}
-		state.Invalid = jobstate.ExitCode(latest, pods) == exitInvalid
-		state.NextAttempt = jobstate.Attempt(latest) + 1
-		state.NextAt = condition.LastTransitionTime.Add(jobstate.BackOff(jobstate.Attempt(latest)))
-		state.Obsolete = ours[1:]
-		return state
-	default:
-		state.Running = latest
-		if len(ours) > 1 { // the failure of the previous attempt stays in the state until this attempt ends
-			state.Failure = jobstate.TerminationMessage(ours[1], pods)
-			state.Invalid = jobstate.ExitCode(ours[1], pods) == exitInvalid
-			state.Obsolete = ours[2:]
-		}
-		return state
-	}
-	if state.Report == nil {
-		// The Job is complete, but its pod was deleted before the result was recorded, or the result is invalid:
-		// inspect again. Jobs and pods have separate caches, and the end of the pod may be observed after the end of
-		// the Job, so lostGrace passes first.
-		state.NextAttempt = jobstate.Attempt(latest) + 1
-		if complete := jobstate.Finished(latest, batchv1.JobComplete); complete != nil {
-			state.NextAt = complete.LastTransitionTime.Add(lostGrace)
-		}
-	}
+	state.setReport(found.Report)
 	return state
 }
 

@@ -3,11 +3,12 @@
 // Command crdtrim rewrites generated CustomResourceDefinitions in place. It removes the descriptions and CEL rules of
 // embedded Kubernetes core types, which would make a CRD too large for clients and etcd (the descriptions of a pod
 // template have half a megabyte). It makes the containers of an embedded pod template optional, because the template is
-// an overlay. It writes each of the remaining schemas of core types on one line, and rejects a CRD above 256 KiB.
+// an overlay. It writes each of the remaining schemas of core types on one line, and rejects a CRD that kubectl cannot apply.
 package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -17,8 +18,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// limit is the maximum size of the file in bytes. The form that clients send and etcd stores is smaller.
-const limit = 256 << 10
+// limit is the maximum size of the CRD as JSON, in bytes: kubectl apply stores this form in an annotation, and all
+// annotations of an object have 256 KiB at most. The rest is for other annotations.
+const limit = 255 << 10
 
 func main() {
 	if len(os.Args) < 2 {
@@ -50,12 +52,16 @@ func trim(file string) error {
 		schema, _ := dig(version, "schema", "openAPIV3Schema").(map[string]any)
 		walk(schema, "")
 	}
-	out, err := format(crd)
+	applied, err := json.Marshal(crd)
 	if err != nil {
 		return err
 	}
-	if len(out) > limit {
-		return fmt.Errorf("%d bytes, above the limit of %d", len(out), limit)
+	if len(applied) > limit {
+		return fmt.Errorf("%d bytes, above the limit of %d", len(applied), limit)
+	}
+	out, err := format(crd)
+	if err != nil {
+		return err
 	}
 	return os.WriteFile(file, out, 0o644)
 }

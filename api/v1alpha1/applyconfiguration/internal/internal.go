@@ -213,6 +213,24 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: name
       type:
         scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.DownloadStatus
+  map:
+    fields:
+    - name: bytes
+      type:
+        scalar: numeric
+    - name: commit
+      type:
+        scalar: string
+    - name: files
+      type:
+        scalar: numeric
+    - name: totalBytes
+      type:
+        scalar: numeric
+    - name: totalFiles
+      type:
+        scalar: numeric
 - name: com.github.semmoe.operator.api.v1alpha1.DriftCauses
   map:
     fields:
@@ -332,6 +350,23 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: configMap
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.HardwareConfigMap
+- name: com.github.semmoe.operator.api.v1alpha1.HuggingFaceSource
+  map:
+    fields:
+    - name: endpoint
+      type:
+        scalar: string
+      default: https://huggingface.co
+    - name: repo
+      type:
+        scalar: string
+    - name: revision
+      type:
+        scalar: string
+      default: main
+    - name: tokenSecretRef
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.SecretKeyReference
 - name: com.github.semmoe.operator.api.v1alpha1.LARSource
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.LARStatus
@@ -450,6 +485,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - type
+    - name: download
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.DownloadStatus
     - name: drift
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.DriftStatus
@@ -507,6 +545,15 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: updatedReplicas
       type:
         scalar: numeric
+- name: com.github.semmoe.operator.api.v1alpha1.ModelSource
+  map:
+    fields:
+    - name: huggingFace
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.HuggingFaceSource
+    - name: oci
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.OCISource
 - name: com.github.semmoe.operator.api.v1alpha1.ModelSpec
   map:
     fields:
@@ -520,6 +567,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
       default: /models
+    - name: source
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ModelSource
     - name: volume
       type:
         namedType: io.k8s.api.core.v1.VolumeSource
@@ -555,6 +605,15 @@ var schemaYAML = typed.YAMLObject(`types:
         scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.NetworkPolicyMode
   scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.OCISource
+  map:
+    fields:
+    - name: image
+      type:
+        scalar: string
+    - name: pullPolicy
+      type:
+        namedType: io.k8s.api.core.v1.PullPolicy
 - name: com.github.semmoe.operator.api.v1alpha1.OverlapSpec
   map:
     fields:
@@ -1318,6 +1377,16 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: waitPercent
       type:
         scalar: numeric
+- name: com.github.semmoe.operator.api.v1alpha1.SecretKeyReference
+  map:
+    fields:
+    - name: key
+      type:
+        scalar: string
+      default: token
+    - name: name
+      type:
+        scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.ServingStatus
   map:
     fields:

@@ -14,8 +14,9 @@ import (
 // interval is the time between two log lines.
 const interval = 5 * time.Second
 
-// Log logs the number of bytes done, the rate and the estimated remaining time, until the returned function is called.
-func Log(ctx context.Context, total int64, count *atomic.Int64) (stop func()) {
+// Log logs the number of bytes done, the rate and the estimated remaining time with a message, until the returned function is
+// called.
+func Log(ctx context.Context, message string, total int64, count *atomic.Int64) (stop func()) {
 	log := logr.FromContextOrDiscard(ctx)
 	finished, ended := make(chan struct{}), make(chan struct{})
 	start, already := time.Now(), count.Load()
@@ -29,7 +30,7 @@ func Log(ctx context.Context, total int64, count *atomic.Int64) (stop func()) {
 				return
 			case <-ticker.C:
 				done, elapsed := count.Load(), time.Since(start)
-				log.Info("Reshuffling", "doneBytes", done, "totalBytes", total, "bytesPerSecond", rate(done-already, elapsed),
+				log.Info(message, "doneBytes", done, "totalBytes", total, "bytesPerSecond", rate(done-already, elapsed),
 					"etaSeconds", eta(total-done, done-already, elapsed))
 			}
 		}

@@ -24,8 +24,11 @@ type ModelSpecApplyConfiguration struct {
 	LayoutAs *string `json:"layoutAs,omitempty"`
 	// volume contains the checkpoint. It is mounted read-only at /models in every pod that reads the checkpoint. Any
 	// volume source is allowed that several pods can mount at the same time: persistentVolumeClaim, nfs, csi, hostPath,
-	// image.
+	// image. It is required, and only a persistentVolumeClaim is allowed with source.huggingFace. With source.oci it is
+	// not allowed.
 	Volume *v1.VolumeSource `json:"volume,omitempty"`
+	// source is where the checkpoint comes from. Without it, the checkpoint is on the volume already.
+	Source *ModelSourceApplyConfiguration `json:"source,omitempty"`
 }
 
 // ModelSpecApplyConfiguration constructs a declarative configuration of the ModelSpec type for use with
@@ -63,5 +66,13 @@ func (b *ModelSpecApplyConfiguration) WithLayoutAs(value string) *ModelSpecApply
 // If called multiple times, the Volume field is set to the value of the last call.
 func (b *ModelSpecApplyConfiguration) WithVolume(value v1.VolumeSource) *ModelSpecApplyConfiguration {
 	b.Volume = &value
+	return b
+}
+
+// WithSource sets the Source field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Source field is set to the value of the last call.
+func (b *ModelSpecApplyConfiguration) WithSource(value *ModelSourceApplyConfiguration) *ModelSpecApplyConfiguration {
+	b.Source = value
 	return b
 }

@@ -65,6 +65,9 @@ type MoEDeploymentStatusApplyConfiguration struct {
 	Reshuffle *ReshuffleStatusApplyConfiguration `json:"reshuffle,omitempty"`
 	// model is the result of the inspection of the checkpoint.
 	Model *ModelStatusApplyConfiguration `json:"model,omitempty"`
+	// download is the state of the download of the checkpoint. It is absent without spec.model.source.huggingFace, and until
+	// the download Job reports progress.
+	Download *DownloadStatusApplyConfiguration `json:"download,omitempty"`
 }
 
 // MoEDeploymentStatusApplyConfiguration constructs a declarative configuration of the MoEDeploymentStatus type for use with
@@ -243,5 +246,13 @@ func (b *MoEDeploymentStatusApplyConfiguration) WithReshuffle(value *ReshuffleSt
 // If called multiple times, the Model field is set to the value of the last call.
 func (b *MoEDeploymentStatusApplyConfiguration) WithModel(value *ModelStatusApplyConfiguration) *MoEDeploymentStatusApplyConfiguration {
 	b.Model = value
+	return b
+}
+
+// WithDownload sets the Download field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Download field is set to the value of the last call.
+func (b *MoEDeploymentStatusApplyConfiguration) WithDownload(value *DownloadStatusApplyConfiguration) *MoEDeploymentStatusApplyConfiguration {
+	b.Download = value
 	return b
 }

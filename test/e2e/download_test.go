@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/kube/podhealth"
+	"github.com/semmoe/operator/internal/kube/podsecurity"
+	"github.com/semmoe/operator/internal/model/hub/report"
+)
+
+// hubImage is the image of the double of the Hugging Face hub.
+const hubImage = "hub:dev"
+
+// buildHub builds the double of the hub.
+func buildHub() (string, error) {
+	path := filepath.Join(repository, "bin", "hub")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./test/hub/cmd/hub")
+	build.Dir, build.Env = repository, append(os.Environ(), "CGO_ENABLED=0")
+	if output, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("failed to build the double of the hub: %w: %s", err, output)
+	}
+	return path, nil
+}
+
+// startHub runs a hub with the gated repository org/tiny in a pod, and returns its address.
+func startHub(t *testing.T, namespace, token string) string {
+	t.Helper()
+	labels := map[string]string{"app": "hub"}
+	create(t, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "hub", Labels: labels},
+		Spec: corev1.PodSpec{
+			SecurityContext: podsecurity.Pod(),
+			Containers: []corev1.Container{{
+				SecurityContext: podsecurity.Container(),
+				Name:            "hub", Image: hubImage, ImagePullPolicy: corev1.PullNever,
+				Command:        []string{"/hub", "--listen=:8080", "--contents=:8081", "--content-url=http://hub." + namespace + ".svc:8081", "--gated", "--token=" + token, "--stall-once", "org/tiny=/srv/tiny"},
+				ReadinessProbe: &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/api/models/org/tiny/revision/main", Port: intstr.FromInt32(8080)}}},
+				VolumeMounts:   []corev1.VolumeMount{{Name: "tiny", MountPath: "/srv/tiny", ReadOnly: true}},
+			}},
+			Volumes: []corev1.Volume{{Name: "tiny", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: checkpointDir()}}}},
+		},
+	})
+	create(t, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "hub"},
+		Spec:       corev1.ServiceSpec{Selector: labels, Ports: []corev1.ServicePort{{Name: "hub", Port: 8080}, {Name: "contents", Port: 8081}}},
+	})
+	eventually(t, waitTimeout, "the hub is ready", func() error {
+		pod := &corev1.Pod{}
+		if err := api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "hub"}, pod); err != nil {
+			return err
+		}
+		if !podhealth.Ready(pod) {
+			return fmt.Errorf("pod hub is %s", pod.Status.Phase)
+		}
+		return nil
+	})
+	return "http://hub." + namespace + ".svc:8080"
+}
+
+// TestDownload serves and plans a model that is downloaded from a hub. The repository is gated: the condition names the
+// missing token. A download whose pod is deleted resumes. A second deployment finds the model and downloads nothing.
+func TestDownload(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	endpoint := startHub(t, namespace, "hf_tiny")
+	startManager(t, namespace, nil)
+	volume := t.TempDir()
+	if err := os.Chmod(volume, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	claim := claimDirectory(t, namespace, volume, corev1.ReadWriteMany)
+	downloaded := func(m *semmoev1.MoEDeployment) {
+		m.Spec.Model = semmoev1.ModelSpec{
+			Path:   "/models/org/tiny",
+			Volume: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim, ReadOnly: true}},
+			Source: &semmoev1.ModelSource{HuggingFace: &semmoev1.HuggingFaceSource{Repo: "org/tiny", Endpoint: endpoint}},
+		}
+	}
+	create(t, dataset(t, namespace, 4))
+	moed := profiledDeployment(namespace, downloaded)
+	create(t, moed)
+	waitCondition(t, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "DownloadFailed", "gated", "Accept its terms", "spec.model.source.huggingFace.tokenSecretRef")
+	waitCondition(t, moed, semmoev1.ConditionReady, metav1.ConditionFalse, "DownloadFailed")
+	create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "hub"}, StringData: map[string]string{"token": "hf_tiny\n"}})
+	update(t, moed, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Model.Source.HuggingFace.TokenSecretRef = &semmoev1.SecretKeyReference{Name: "hub"}
+	})
+	waitCondition(t, moed, semmoev1.ConditionProgressing, metav1.ConditionTrue, "Downloading", "org/tiny", "claim "+claim)
+	eventually(t, waitTimeout, "the download reports progress", func() error {
+		if status := get(t, moed).Status.Download; status == nil || status.Bytes == 0 || status.Bytes >= status.TotalBytes || status.Commit != "" {
+			return fmt.Errorf("status.download is %+v", status)
+		}
+		return nil
+	})
+	deleteDownloadPod(t, moed)
+	waitPlanned(t, moed)
+	first := downloadOf(t, moed)
+	if first.Found || first.Downloaded == 0 || first.Downloaded >= first.Bytes {
+		t.Errorf("the resumed download is %+v, want a part of the bytes", first)
+	}
+	status := get(t, moed).Status.Download
+	if status == nil || status.Commit != first.Commit || status.Bytes != first.Bytes || status.TotalBytes != first.Bytes || int(status.Files) != first.Files {
+		t.Errorf("status.download is %+v, want %+v", status, first)
+	}
+	second := newDeployment(namespace, "second", downloaded)
+	create(t, second) // without a token: the model is on the claim already
+	waitComplete(t, second)
+	if found := downloadOf(t, second); !found.Found || found.Downloaded != 0 || found.Commit != first.Commit {
+		t.Errorf("the second deployment downloaded %+v", found)
+	}
+	eventually(t, waitTimeout, "the second deployment answers", func() error { return sendRequest(t.Context(), serviceURL(t, second), "second") })
+}
+
+// downloadJobs returns the download Jobs of a deployment.
+func downloadJobs(ctx context.Context, moed *semmoev1.MoEDeployment) ([]batchv1.Job, error) {
+	var jobs batchv1.JobList
+	err := api.List(ctx, &jobs, client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: semmoev1.ComponentDownload})
+	return jobs.Items, err
+}
+
+// downloadOf returns the result that the download Job of a deployment keeps.
+func downloadOf(t *testing.T, moed *semmoev1.MoEDeployment) report.Result {
+	t.Helper()
+	var result report.Result
+	eventually(t, time.Minute, "one download Job has a result", func() error {
+		jobs, err := downloadJobs(t.Context(), moed)
+		if err != nil || len(jobs) != 1 {
+			return errors.Join(err, fmt.Errorf("%d Jobs", len(jobs)))
+		}
+		return json.Unmarshal([]byte(jobs[0].Annotations[semmoev1.AnnotationReport]), &result)
+	})
+	return result
+}
+
+// deleteDownloadPod deletes the running download pod.
+func deleteDownloadPod(t *testing.T, moed *semmoev1.MoEDeployment) {
+	t.Helper()
+	eventually(t, time.Minute, "a download pod is deleted", func() error {
+		var pods corev1.PodList
+		if err := api.List(t.Context(), &pods, client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: semmoev1.ComponentDownload}); err != nil {
+			return err
+		}
+		for i := range pods.Items {
+			if pod := &pods.Items[i]; pod.Status.Phase == corev1.PodRunning {
+				return client.IgnoreNotFound(api.Delete(t.Context(), pod))
+			}
+		}
+		return fmt.Errorf("no pod runs")
+	})
+}

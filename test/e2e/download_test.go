@@ -50,7 +50,9 @@ func startHub(t *testing.T, namespace, token string) string {
 			Containers: []corev1.Container{{
 				SecurityContext: podsecurity.Container(),
 				Name:            "hub", Image: hubImage, ImagePullPolicy: corev1.PullNever,
-				Command:        []string{"/hub", "--listen=:8080", "--contents=:8081", "--content-url=http://hub." + namespace + ".svc:8081", "--gated", "--token=" + token, "--stall-once", "org/tiny=/srv/tiny"},
+				// Pods of the local cluster share the addresses of the machine: a port on all of them would be taken from managers.
+				Env:            []corev1.EnvVar{{Name: "POD_IP", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.podIP"}}}},
+				Command:        []string{"/hub", "--listen=$(POD_IP):8080", "--contents=$(POD_IP):8081", "--content-url=http://hub." + namespace + ".svc:8081", "--gated", "--token=" + token, "--stall-once", "org/tiny=/srv/tiny"},
 				ReadinessProbe: &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/api/models/org/tiny/revision/main", Port: intstr.FromInt32(8080)}}},
 				VolumeMounts:   []corev1.VolumeMount{{Name: "tiny", MountPath: "/srv/tiny", ReadOnly: true}},
 			}},

@@ -313,6 +313,9 @@ func (i *solveInputs) forecastAfter(current *solver.Plan, recent *trace.Trace) (
 	return current.Forecast, nil
 }
 
+// keptForecast explains the forecast of a plan that has the one of the plan in service.
+const keptForecast = "as in the plan in service"
+
 // forecastChoice states for Auto why the new plan has its forecast.
 func (i *solveInputs) forecastChoice(current, made *solver.Plan) *solver.ForecastChoice {
 	switch {
@@ -321,7 +324,7 @@ func (i *solveInputs) forecastChoice(current, made *solver.Plan) *solver.Forecas
 	case made.Forecast != current.Forecast:
 		return &solver.ForecastChoice{Chosen: made.Forecast, Reason: fmt.Sprintf("the profile lacks the input of forecast %s of the plan in service", current.Forecast)}
 	}
-	return &solver.ForecastChoice{Chosen: made.Forecast, Reason: "as in the plan in service"}
+	return &solver.ForecastChoice{Chosen: made.Forecast, Reason: keptForecast}
 }
 
 // scored evaluates the chosen plan on the held-out requests, and calibrates its drift test.

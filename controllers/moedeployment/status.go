@@ -404,7 +404,8 @@ func trialInProgress(o observation, status semmoev1.MoEDeploymentStatus, finishe
 	return false
 }
 
-// rolloutStatus reports the rollout of a new plan or of a change. It uses the previous report only for the start time of the phase.
+// rolloutStatus reports the rollout of a new plan or of a change. It uses the previous report only for the start time
+// of the phase.
 func rolloutStatus(previous *semmoev1.RolloutStatus, o observation, now time.Time) *semmoev1.RolloutStatus {
 	if o.Rollout.Phase == "" {
 		return nil

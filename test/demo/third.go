@@ -57,8 +57,8 @@ type tokenAct struct {
 	started [2]string
 }
 
-// serveTokens serves the model until the observed rate of prose is on target. The few prose requests of the corpus promise
-// no more than that: a fifth of 95 requests is held out.
+// serveTokens serves the model until the observed rate of prose is on target. Its distance to the promise is not checked:
+// the promise is from a fifth of 95 requests, and is too uncertain.
 func (s *tokenAct) serveTokens(ctx context.Context, train []corpus.Request) error {
 	if err := s.applyDataset(ctx, tokensDataset, ofProse(train, true)); err != nil {
 		return err

@@ -113,7 +113,7 @@ func Of(in Input) Advice {
 	a.Items = []Item{overlap(in, a), copies(in), {
 		Setting: "spec.parallelism", Verdict: NotModelled,
 		Now: fmt.Sprintf("%d ranks, %s", moed.Spec.Parallelism.ExpertParallelSize, moed.Spec.Parallelism.Attention),
-		Why: "another number of ranks or attention mode needs a plan of its own; compare with semmoe solve --ep on a trace",
+		Why: "another number of ranks or attention mode needs another plan; compare with semmoe solve --ep on a trace",
 	}}
 	for _, item := range a.Items {
 		if item.Verdict == Change {

@@ -4,14 +4,19 @@ package httpserver
 
 import (
 	"errors"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 )
 
-// share opens a share with the given number of bytes. It returns the share and the number of its revocations.
-func share(t *testing.T, m *Memory, bytes int64) (*Share, *int) {
+// share opens a share with the given number of bytes, and returns it with the number of its revocations. Its owner
+// releases it as soon as it is revoked.
+func share(t *testing.T, m *Memory, bytes int64) (*Share, *atomic.Int32) {
 	t.Helper()
-	revoked := new(int)
-	s := m.Open(func() { *revoked++ })
+	revoked := new(atomic.Int32)
+	var s *Share
+	s = m.Open(func() { revoked.Add(1); go s.Release() })
 	if err := s.Take(bytes); err != nil {
 		t.Fatal(err)
 	}
@@ -28,8 +33,8 @@ func TestLargestArrivingRequestIsRevoked(t *testing.T) {
 	if err := medium.Take(10); err != nil {
 		t.Fatalf("a request of 30 bytes next to one of 60: %v", err)
 	}
-	if *largeRevoked != 1 || *smallRevoked != 0 || *mediumRevoked != 0 || m.Held() != 50 {
-		t.Errorf("revoked: large %d, small %d, medium %d times; %d bytes are held", *largeRevoked, *smallRevoked, *mediumRevoked, m.Held())
+	if largeRevoked.Load() != 1 || smallRevoked.Load() != 0 || mediumRevoked.Load() != 0 || m.Held() != 50 {
+		t.Errorf("revoked: large %d, small %d, medium %d times; %d bytes are held", largeRevoked.Load(), smallRevoked.Load(), mediumRevoked.Load(), m.Held())
 	}
 	if err := errors.Join(large.Take(1), large.Finish()); !errors.Is(err, ErrNoMemory) {
 		t.Errorf("Take on a revoked share: %v", err)
@@ -40,9 +45,34 @@ func TestLargestArrivingRequestIsRevoked(t *testing.T) {
 		t.Errorf("%d bytes are held after a revoked share has ended, want 50", m.Held())
 	}
 	// The largest request itself gets no memory.
-	if err := small.Take(100); !errors.Is(err, ErrNoMemory) || *mediumRevoked != 0 {
+	if err := small.Take(100); !errors.Is(err, ErrNoMemory) || mediumRevoked.Load() != 0 {
 		t.Errorf("120 bytes of 100: %v", err)
 	}
+}
+
+// TestRevokedMemoryCountsUntilItIsReleased verifies that a request waits for the memory of a revoked share, and that it
+// gets none if the owner does not release it.
+func TestRevokedMemoryCountsUntilItIsReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &Memory{Max: 1000, MaxArriving: 100}
+		large := m.Open(func() {})
+		small, _ := share(t, m, 20)
+		if err := large.Take(80); err != nil {
+			t.Fatal(err)
+		}
+		if err := small.Take(10); !errors.Is(err, ErrNoMemory) || m.Held() != 100 {
+			t.Fatalf("before the revoked share is released: %v, %d bytes are held", err, m.Held())
+		}
+		var waiting sync.WaitGroup
+		waiting.Go(func() {
+			if err := small.Take(10); err != nil || m.Held() != 30 {
+				t.Errorf("after the revoked share is released: %v, %d bytes are held", err, m.Held())
+			}
+		})
+		synctest.Wait()
+		large.Release()
+		waiting.Wait()
+	})
 }
 
 // TestCompleteRequestsAreNotRevoked verifies that a complete request keeps its memory and no longer counts as
@@ -51,7 +81,7 @@ func TestCompleteRequestsAreNotRevoked(t *testing.T) {
 	m := &Memory{Max: 250, MaxArriving: 100}
 	for range 2 {
 		whole, revoked := share(t, m, 100)
-		if err := whole.Finish(); err != nil || *revoked != 0 {
+		if err := whole.Finish(); err != nil || revoked.Load() != 0 {
 			t.Fatal(err)
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/semmoe/operator/internal/httpserver"
@@ -30,13 +32,16 @@ const promptBytes = wire.ReadTokens * wire.BytesPerToken
 // NewMemory returns the memory budget for requests with a maximum body size: the default, or more if one body would not
 // fit.
 func NewMemory(maxBody int64) *httpserver.Memory {
-	room := memoryFor(maxBody)
-	return &httpserver.Memory{Max: max(DefaultMemory, room), MaxArriving: max(DefaultArriving, room)}
+	return &httpserver.Memory{Max: max(DefaultMemory, memoryFor(maxBody)), MaxArriving: max(DefaultArriving, arriving(maxBody))}
 }
 
-// memoryFor returns the maximum memory of a body while it is read. The length may not be known before the end, so a
-// body of size bytes may be copied to a buffer that is one byte larger.
-func memoryFor(size int64) int64 { return taken(size) + taken(size+1) }
+// memoryFor returns the maximum memory of a body while it is read: a large body is copied from its chunks once it is
+// complete.
+func memoryFor(size int64) int64 { return arriving(size) + size + 1 }
+
+// arriving returns the maximum memory of an incomplete body, of which one byte more than size may be read. The buffer
+// of a small one is copied as it grows.
+func arriving(size int64) int64 { return taken((size/chunkBytes+1)*chunkBytes) + taken(chunkBytes/2) }
 
 // taken returns the memory of a body of this size, including its parsed prompt.
 func taken(bytes int64) int64 { return bytes + min(bytes, promptBytes) }
@@ -59,16 +64,20 @@ func Keep(memory *httpserver.Memory, data []byte) (*Body, error) {
 	if err := body.share.Finish(); err != nil {
 		return nil, err
 	}
-	if err := body.take(int64(len(data))); err != nil {
+	if err := body.take(taken(int64(len(data)))); err != nil {
 		return nil, err
 	}
 	body.data = data
 	return body, nil
 }
 
-// maxPreallocated is the maximum memory that is allocated for a declared body length before any of the body has
-// arrived.
-const maxPreallocated = 64 << 10
+// chunkBytes is the size of the buffers for incomplete bodies. Up to this size, memory is allocated for a declared
+// length before any of the body has arrived.
+const chunkBytes = 64 << 10
+
+// chunks are the buffers of incomplete large bodies. They are reused: bodies that never end, and are dropped in favour
+// of others, would otherwise leave garbage faster than the garbage collector frees it.
+var chunks = sync.Pool{New: func() any { return new([chunkBytes]byte) }}
 
 // Read reads a body like io.ReadAll, but at most one byte more than largest; a body of that length is too large. length
 // is -1 if it is not known. A body counts as it arrives: a client that only declares a length does not block others. If
@@ -78,53 +87,100 @@ func Read(memory *httpserver.Memory, from io.Reader, length, largest int64, inte
 	if !memory.Fits(length) {
 		return nil, fmt.Errorf("%w: all requests may take %d bytes", ErrNoMemory, memory.Max)
 	}
-	var err error
-	for err == nil && int64(len(body.data)) <= largest {
-		if len(body.data) == cap(body.data) {
-			err = body.grow(min(nextSize(int64(len(body.data)), length), largest+1))
-			continue
-		}
-		var n int
-		n, err = from.Read(body.data[len(body.data):cap(body.data)])
-		body.data = body.data[:len(body.data)+n]
+	from = io.LimitReader(from, largest+1)
+	complete, err := false, error(nil)
+	if length < chunkBytes {
+		complete, err = body.readSmall(from, length)
 	}
+	if err == nil && !complete {
+		err = body.readChunks(from)
+	}
+	// An interrupted read fails with the error of the connection.
 	if finishErr := body.share.Finish(); finishErr != nil {
 		err = finishErr
 	}
-	if err != nil && err != io.EOF {
+	if err != nil {
 		body.Drop()
 		return nil, err
 	}
 	return body, nil
 }
 
-// nextSize returns the next buffer size for a body of which size bytes have arrived. If the length is known, the buffer
-// has at most one byte more, so that Read meets the end without growing it.
-func nextSize(size, length int64) int64 {
-	switch {
-	case size == 0:
-		return max(512, min(length, maxPreallocated)+1)
-	case size <= length:
-		return min(2*size, length+1)
+// readSmall reads until the body ends or fills a buffer of chunkBytes, and reports whether it is complete. If the length
+// is known, the first buffer has one byte more, so that the end is met without growing it.
+func (b *Body) readSmall(from io.Reader, length int64) (complete bool, err error) {
+	for size := max(512, length+1); ; size = min(2*size, chunkBytes) {
+		before := b.takes
+		if err := b.take(taken(size)); err != nil {
+			return false, err
+		}
+		b.data = append(make([]byte, 0, size), b.data...)
+		b.give(before)
+		n, complete, err := fill(b.data[len(b.data):size], from)
+		b.data = b.data[:len(b.data)+n]
+		switch {
+		case err != nil:
+			return false, err
+		case complete:
+			return true, nil
+		case size == chunkBytes:
+			return false, nil
+		}
 	}
-	return 2 * size
 }
 
-// grow enlarges the buffer to size bytes. Old and new buffer count until the data is copied.
-func (b *Body) grow(size int64) error {
-	before := b.takes
+// readChunks reads the rest of a body in chunks, and copies them to one buffer. The share is finished before, because
+// the copy does not count as arriving.
+func (b *Body) readChunks(from io.Reader) error {
+	var parts [][]byte
+	if b.data != nil {
+		parts = append(parts, b.data)
+	}
+	defer func() {
+		for _, part := range parts {
+			chunks.Put((*[chunkBytes]byte)(part[:chunkBytes]))
+		}
+	}()
+	for complete := false; !complete; {
+		if err := b.take(taken(int64(len(parts)+1)*chunkBytes) - b.takes); err != nil {
+			return err
+		}
+		chunk := chunks.Get().(*[chunkBytes]byte)
+		n, end, err := fill(chunk[:], from)
+		parts = append(parts, chunk[:n])
+		if err != nil {
+			return err
+		}
+		complete = end
+	}
+	if err := b.share.Finish(); err != nil {
+		return err
+	}
+	size := int64(len(parts)-1)*chunkBytes + int64(len(parts[len(parts)-1]))
 	if err := b.take(size); err != nil {
 		return err
 	}
-	b.data = append(make([]byte, 0, size), b.data...)
-	b.give(before)
+	b.data = slices.Concat(parts...)
+	b.give(b.takes - taken(size))
 	return nil
 }
 
-// take counts the memory of a body of this size and of its parsed prompt, in addition to the memory that is counted
-// already.
-func (b *Body) take(size int64) error {
-	bytes := taken(size)
+// fill reads until the buffer is full or the source ends, and returns the number of bytes and whether it ended. Unlike
+// io.ReadFull it distinguishes the end from a broken connection, which net/http reports as io.ErrUnexpectedEOF.
+func fill(buffer []byte, from io.Reader) (n int, end bool, err error) {
+	for n < len(buffer) && err == nil {
+		var read int
+		read, err = from.Read(buffer[n:])
+		n += read
+	}
+	if err == io.EOF {
+		return n, true, nil
+	}
+	return n, false, err
+}
+
+// take counts more memory for the body.
+func (b *Body) take(bytes int64) error {
 	if err := b.share.Take(bytes); err != nil {
 		return err
 	}

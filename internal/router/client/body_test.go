@@ -58,7 +58,7 @@ func TestBodies(t *testing.T) {
 				}
 				return
 			}
-			if got := bodies.Held() - tc.held; !bytes.Equal(body.Bytes(), sent) || got < int64(2*tc.size) || got > int64(max(4*tc.size, 2*(maxPreallocated+1))) {
+			if got := bodies.Held() - tc.held; !bytes.Equal(body.Bytes(), sent) || got < int64(2*tc.size) || got > int64(max(4*tc.size, 2*(chunkBytes+1))) {
 				t.Errorf("%d bytes arrived, %d are counted", len(body.Bytes()), got)
 			}
 			body.Drop()
@@ -75,10 +75,10 @@ func TestLargeBody(t *testing.T) {
 	const size = 8 << 20
 	bodies := NewMemory(32 << 20)
 	body, err := Read(bodies, strings.NewReader(strings.Repeat("x", size)), size, 32<<20, func() {})
-	if want := int64(size + 1 + promptBytes); err != nil || bodies.Held() != want {
+	if want := int64(size + promptBytes); err != nil || bodies.Held() != want {
 		t.Errorf("%d bytes are counted, want %d; %v", bodies.Held(), want, err)
 	}
-	if kept, err := Keep(bodies, body.Bytes()); err != nil || bodies.Held() != 2*(size+promptBytes)+1 {
+	if kept, err := Keep(bodies, body.Bytes()); err != nil || bodies.Held() != 2*(size+promptBytes) {
 		t.Errorf("%d bytes are counted for two bodies; %v", bodies.Held(), err)
 	} else {
 		kept.Drop()
@@ -88,7 +88,7 @@ func TestLargeBody(t *testing.T) {
 // TestRoomForTheLargestBody checks that an empty memory budget fits every accepted body, with and without a
 // declared length, and that a body that is too large gets that error.
 func TestRoomForTheLargestBody(t *testing.T) {
-	for _, largest := range []int64{0, 1, 255, 511, 512, 513, 1000, 1023, 1024, maxPreallocated, 100_000, promptBytes - 1, promptBytes, 3<<20 - 1, 3 << 20} {
+	for _, largest := range []int64{0, 1, 255, 511, 512, 513, 1000, 1023, 1024, chunkBytes, 100_000, promptBytes - 1, promptBytes, 3<<20 - 1, 3 << 20} {
 		for _, size := range []int64{largest / 2, largest - 1, largest, largest + 1, 2 * largest} {
 			for _, length := range []int64{-1, 0, size / 2, size} {
 				if size < 0 {
@@ -104,7 +104,7 @@ func TestRoomForTheLargestBody(t *testing.T) {
 			}
 		}
 	}
-	for largest, want := range map[int64]int64{0: DefaultMemory, 32 << 20: DefaultMemory, 191 << 20: DefaultMemory, 192 << 20: 385<<20 + 1, 1 << 30: 2<<30 + 1<<20 + 1} {
+	for largest, want := range map[int64]int64{0: DefaultMemory, 32 << 20: DefaultMemory, 191 << 20: DefaultMemory, 192 << 20: 384<<20 + 640<<10 + 1, 1 << 30: 2<<30 + 640<<10 + 1} {
 		if got := NewMemory(largest).Max; got != want {
 			t.Errorf("bodies of at most %d bytes may take %d, want %d", largest, got, want)
 		}

@@ -94,6 +94,7 @@ func (a Adapter) Support(s Situation) Support {
 	if err := a.CheckEnv(launch, "spec.engine.env", s.UserEnv); err != nil {
 		verdict.Refuse("ContradictingFlags", "%v", err)
 	}
+	checkAccess(s, &verdict)
 	if a.Check != nil {
 		a.Check(s, &verdict)
 	}

@@ -40,7 +40,7 @@ func mechanisms() []engine.Mechanism {
 		engine.NewMechanisms(engine.FlagKind, minimum, open, args, engine.Read,
 			"--pp-size --pipeline-parallel-size", "--nnodes", "--node-rank", "--dist-init-addr --nccl-init-addr", "--config", "--enable-eplb", "--elastic-ep-backend",
 			"--deepep-mode", "--deepep-config", "--enable-two-batch-overlap", "--tbo-token-distribution-threshold",
-			"--enforce-shared-experts-fusion", "--speculative-algorithm", "--schedule-policy"),
+			"--enforce-shared-experts-fusion", "--speculative-algorithm", "--schedule-policy", "--api-key", "--ssl-certfile", "--ssl-keyfile"),
 		engine.NewMechanisms(engine.FlagKind, minimum, open, "srt/server_args.py; families and releases: sgl-project/sglang#36861", engine.Run, "--moe-a2a-backend"),
 		engine.NewMechanisms(engine.FlagKind, minimum, open, "srt/server_args.py; static without a backend: sgl-project/sglang#32962", engine.Run, "--ep-dispatch-algorithm"),
 		engine.NewMechanisms(engine.FlagKind, minimum, at(19), "srt/server_args.py; renamed by sgl-project/sglang#34998", engine.Read, "--enable-expert-distribution-metrics"),

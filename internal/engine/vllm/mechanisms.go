@@ -24,6 +24,8 @@ func Mechanisms() []engine.Mechanism {
 			"--headless", "--config", "--enable-dbo", "--no-enable-dbo", "--dbo-decode-token-threshold", "--dbo-prefill-token-threshold",
 			"--all2all-backend", "--kv-transfer-config", "--kv-offloading-size", "--decode-context-parallel-size -dcp", "--no-enable-prefix-caching", "--speculative-config -sc",
 			"--additional-config", "--enable-lora", "--lora-modules"),
+		engine.NewMechanisms(engine.FlagKind, oldest, open, "vllm/entrypoints/openai/cli_args.py, later vllm/entrypoints/launchers/cli_args.py", engine.Read, "--api-key", "--ssl-certfile", "--ssl-keyfile"),
+		engine.NewMechanisms(engine.VariableKind, oldest, open, "vllm/envs.py", engine.Read, "VLLM_API_KEY"),
 		engine.NewMechanisms(engine.FlagKind, oldest, open, "vllm/engine/arg_utils.py; vllm-project/vllm#23691", engine.Read, "--nnodes -n", "--node-rank -r", "--master-addr"),
 		engine.NewMechanisms(engine.FlagKind, at(12), open, args, engine.Read, "--prefill-context-parallel-size -pcp"),
 		engine.NewMechanisms(engine.FlagKind, at(14), open, args, engine.Read, "--ubatch-size"),

@@ -7,6 +7,7 @@
 //   - solver: only the solver.
 //   - router: only the request router, in front of an engine that answers immediately. It is compared with the programs
 //     that are installed of sglang-router, vllm-router, nginx, haproxy and envoy; router peers [TOKENS...] is only this comparison.
+//     router pickers [TOKENS...] compares the endpoint picker with the program epp of llm-d-router, if it is installed.
 //     BENCH_PROFILES names a directory for processor profiles of the routers.
 //   - reshuffle: reshuffling a checkpoint of 8 GiB. It needs 24 GiB of disk, and runs only on request.
 //   - tensors: inspecting and reshuffling a checkpoint of 300,000 small tensors.
@@ -131,6 +132,13 @@ func run(ctx context.Context) error {
 	}
 	if len(os.Args) >= 3 && os.Args[1] == "router" && os.Args[2] == "peers" {
 		r, err := benchSideBySide(ctx, os.Args[3:])
+		if err != nil {
+			return err
+		}
+		return out.Encode(r)
+	}
+	if len(os.Args) >= 3 && os.Args[1] == "router" && os.Args[2] == "pickers" {
+		r, err := benchPickers(ctx, os.Args[3:])
 		if err != nil {
 			return err
 		}

@@ -27,6 +27,7 @@ import (
 
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/internal/router/picker"
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
@@ -34,13 +35,14 @@ import (
 // to measure the processor time of each.
 const processArgument = "router-process"
 
-// Child processes: an engine that answers immediately, a reverse proxy that decodes the JSON, one that does not, and the
-// request router.
+// Child processes: an engine that answers immediately, a reverse proxy that decodes the JSON, one that does not, the
+// request router, and the endpoint picker.
 const (
 	engineProcess   = "engine"
 	baselineProcess = "baseline"
 	plainProcess    = "plain"
 	routerProcess   = "router"
+	pickerProcess   = "picker"
 )
 
 // profileVariable names a directory into which child processes write processor profiles.
@@ -153,7 +155,9 @@ func serveAs(ctx context.Context, args []string) (address string, err error) {
 	case len(args) == 2 && args[0] == plainProcess:
 		return serve("127.0.0.1:0", reverseProxy(args[1]))
 	case len(args) == 3 && args[0] == routerProcess:
-		return serveRouter(ctx, args[1], dispatch.Policy(args[2]))
+		return serveRouter(ctx, args[1], dispatch.Policy(args[2]), false)
+	case len(args) == 3 && args[0] == pickerProcess:
+		return serveRouter(ctx, args[1], dispatch.Policy(args[2]), true)
 	}
 	return "", fmt.Errorf("unknown process %v", args)
 }
@@ -169,6 +173,10 @@ func serve(address string, handler http.Handler) (string, error) {
 
 // answerAtOnce is a minimal engine: it reads the request and answers with one token.
 func answerAtOnce(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/metrics" { // for peers that read the load of engines
+		io.WriteString(w, "vllm:num_requests_waiting 0\nvllm:num_requests_running 0\nvllm:kv_cache_usage_perc 0\n") //nolint:errcheck // the client notices an error
+		return
+	}
 	body, _ := io.ReadAll(r.Body) // the client notices an error
 	if bytes.Contains(body, []byte(`"stream":true`)) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -215,9 +223,9 @@ func reverseProxy(engine string) http.Handler {
 }
 
 // serveRouter runs the request router like the command semmoe router, from a snapshot and the plans in its directory,
-// without an API server and without a store.
-func serveRouter(ctx context.Context, dir string, policy dispatch.Policy) (string, error) {
-	ports, err := freePorts(3)
+// without an API server and without a store. As an endpoint picker it serves gateways by TLS.
+func serveRouter(ctx context.Context, dir string, policy dispatch.Policy, asPicker bool) (string, error) {
+	ports, err := freePorts(4)
 	if err != nil {
 		return "", err
 	}
@@ -235,6 +243,13 @@ func serveRouter(ctx context.Context, dir string, policy dispatch.Policy) (strin
 			_, _, err := plan.Read(dir)
 			return err
 		},
+	}
+	if asPicker {
+		config, err := picker.TLSConfig("", "", "")
+		if err != nil {
+			return "", err
+		}
+		options.EndpointPicker = &router.EndpointPickerOptions{Port: ports[0], HealthPort: ports[3], TLS: config}
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- router.Run(ctx, clients, options) }()

@@ -40,6 +40,8 @@ type call struct {
 	limit time.Duration
 	// received is the length of the latest message.
 	received int64
+	// unsent is true if messages were written and not flushed.
+	unsent bool
 
 	mu    sync.Mutex
 	ended bool
@@ -106,8 +108,11 @@ func (c *call) withLimit(set func(time.Time) error) (stop func()) {
 	return func() { timer.Stop() }
 }
 
-// receive reads the next message. It returns io.EOF if the client has closed its side.
+// receive sends what was written and reads the next message. It returns io.EOF if the client has closed its side.
 func (c *call) receive(into proto.Message) error {
+	if err := c.flush(); err != nil {
+		return err
+	}
 	stop := c.withLimit(c.control.SetReadDeadline)
 	defer stop()
 	var prefix [prefixBytes]byte
@@ -147,7 +152,8 @@ func (c *call) failed(err error) error {
 	return err
 }
 
-// send writes a message.
+// send writes a message. It is sent before the call waits for the next message, at its end, or by flush: several answers
+// in a row take one system call.
 func (c *call) send(message proto.Message) error {
 	data, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, prefixBytes, prefixBytes+proto.Size(message)), message)
 	if err != nil {
@@ -156,8 +162,18 @@ func (c *call) send(message proto.Message) error {
 	binary.BigEndian.PutUint32(data[1:prefixBytes], uint32(len(data)-prefixBytes))
 	stop := c.withLimit(c.control.SetWriteDeadline)
 	defer stop()
-	if _, err := c.writer.Write(data); err != nil {
-		return c.failed(err)
+	c.unsent = true
+	_, err = c.writer.Write(data)
+	return c.failed(err)
+}
+
+// flush sends what was written.
+func (c *call) flush() error {
+	if !c.unsent {
+		return nil
 	}
+	c.unsent = false
+	stop := c.withLimit(c.control.SetWriteDeadline)
+	defer stop()
 	return c.failed(c.control.Flush())
 }

@@ -206,7 +206,9 @@ type watcher struct {
 
 func (w *watcher) Context() context.Context { return w.ctx }
 
-func (w *watcher) Send(answer *healthpb.HealthCheckResponse) error { return w.call.send(answer) }
+func (w *watcher) Send(answer *healthpb.HealthCheckResponse) error {
+	return errors.Join(w.call.send(answer), w.call.flush())
+}
 
 // processor implements the protocol.
 type processor struct {

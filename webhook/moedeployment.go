@@ -269,7 +269,7 @@ var allRisks = []risk{
 	{
 		"spec.profiling", func(s semmoev1.MoEDeploymentSpec) bool { return !plans(s) },
 		"is not set, nor is spec.placement.planRef: no plan is made, and the model is served with the engine's " +
-			"default placement; set spec.profiling.dataset",
+			"default placement; set spec.profiling.dataset, to {ownText: {}} if you have no data set",
 	},
 	{
 		"spec.profiling.liveSamples", func(s semmoev1.MoEDeploymentSpec) bool {

@@ -238,7 +238,7 @@ func TestWarnings(t *testing.T) {
 		want   []string // parts of the warnings; all of them
 	}{
 		"planned":             {profiling, nil},
-		"no plan":             {func(*semmoev1.MoEDeployment) {}, []string{"spec.profiling: is not set"}},
+		"no plan":             {func(*semmoev1.MoEDeployment) {}, []string{"spec.profiling: is not set, nor is spec.placement.planRef: no plan is made, and the model is served with the engine's default placement; set spec.profiling.dataset, to {ownText: {}} if you have no data set"}},
 		"image without a tag": {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Engine.Image = "registry.example:5000/engine" }, []string{"spec.engine.image"}},
 		"image latest":        {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Engine.Image = "engine:latest" }, []string{"spec.engine.image"}},
 		"image by digest": {func(m *semmoev1.MoEDeployment) {

@@ -54,6 +54,10 @@ site: ## Build the documentation as a searchable site in dist/site, and fail on 
 	@status=0; internal/tools/site/build.sh "$(VERSION)" dist/site || status=$$?; \
 	if [ $$status = 75 ] && [ "$${CI:-}" != true ]; then echo "SKIPPED: the site needs the Python package index"; exit 0; fi; exit $$status
 
+.PHONY: screenshots
+screenshots: bin/semmoe ## Renew the screenshots of the report page in docs/images (skipped without Chromium)
+	internal/tools/screenshots.sh
+
 ##@ Check
 
 # Tests read their tier from SEMMOE_TESTS: see docs/testing.md. In a tier of make, a missing program is an error.

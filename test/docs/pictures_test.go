@@ -3,8 +3,10 @@
 package docs
 
 import (
+	"bytes"
 	"encoding/xml"
 	"errors"
+	"image/png"
 	"io"
 	"io/fs"
 	"os"
@@ -57,14 +59,53 @@ func TestPictures(t *testing.T) {
 		if light, dark, found := strings.Cut(p.style, "prefers-color-scheme: dark"); !found || !strings.Contains(light, ".page {") || !strings.Contains(dark, ".page {") {
 			t.Errorf("%s has no dark scheme, or no background (class page) in each scheme", p.name)
 		}
-		shown := false
-		for _, document := range documents(t) {
-			shown = shown || strings.Contains(document, "](images/"+p.name+")")
-		}
-		if !shown {
+		if !included(t, p.name) {
 			t.Errorf("no document includes picture %s", p.name)
 		}
 	}
+}
+
+// maxScreenshot is the maximum size of a screenshot: every clone of the repository has all versions.
+const maxScreenshot = 150_000
+
+// TestScreenshots checks that every screenshot is a PNG file of bounded size in a document.
+func TestScreenshots(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(repository, "docs", "images", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, file := range files {
+		if filepath.Ext(file) == ".svg" {
+			continue
+		}
+		found++
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := png.DecodeConfig(bytes.NewReader(text)); err != nil || len(text) > maxScreenshot {
+			t.Errorf("%s has %d bytes, want a PNG file of %d at most (error %v)", file, len(text), maxScreenshot, err)
+		}
+		if !included(t, filepath.Base(file)) {
+			t.Errorf("no document includes screenshot %s", file)
+		}
+	}
+	if found == 0 {
+		t.Error("found no screenshots")
+	}
+}
+
+// included reports whether a document includes a picture with a text for readers who do not see it.
+func included(t *testing.T, name string) bool {
+	t.Helper()
+	text := regexp.MustCompile(`!\[[^\]]{10,}\]\(images/` + regexp.QuoteMeta(name) + `\)`)
+	for _, document := range documents(t) {
+		if text.MatchString(document) {
+			return true
+		}
+	}
+	return false
 }
 
 // TestNamesInPictures checks that fields (class field), kinds and flags (class code) in pictures exist, and that the

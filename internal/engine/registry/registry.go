@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/sglang"
@@ -15,10 +16,13 @@ import (
 	"github.com/semmoe/operator/internal/engine/vllmascend"
 )
 
-// All returns the adapters of all engines.
-func All() []engine.Adapter {
+// adapters are made once: they contain sorted tables of routes and mechanisms, and decisions look them up often.
+var adapters = sync.OnceValue(func() []engine.Adapter {
 	return []engine.Adapter{sglang.Adapter(), vllm.Adapter(), vllmascend.Adapter(), trtllm.Adapter()}
-}
+})
+
+// All returns the adapters of all engines. Callers share their slices, and must not change them.
+func All() []engine.Adapter { return slices.Clone(adapters()) }
 
 // Types returns the engine types as a comma-separated list, for messages.
 func Types() string {
@@ -49,9 +53,9 @@ func CheckPassThrough(path string) error {
 	return engine.CheckPassThrough(path, administrative)
 }
 
-// For returns the adapter of an engine type.
+// For returns the adapter of an engine type. Callers share its slices, and must not change them.
 func For(engineType string) (engine.Adapter, error) {
-	for _, adapter := range All() {
+	for _, adapter := range adapters() {
 		if adapter.Type == engineType {
 			return adapter, nil
 		}

@@ -55,6 +55,10 @@ func TestRefusals(t *testing.T) {
 		"micro-batches of an engine without": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Type, m.Spec.Engine.Overlap = semmoev1.EngineTensorRTLLM, &semmoev1.OverlapSpec{MicroBatches: 2}
 		}, "spec.engine.overlap: TensorRTLLM has no flag for it"},
+		"chosen micro-batches without an exchange": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "p"}
+			m.Spec.Engine.Overlap = &semmoev1.OverlapSpec{Mode: semmoev1.OverlapAuto}
+		}, "spec.engine.overlap: without an all-to-all backend there is no exchange to overlap"},
 		"unknown layout": {func(m *semmoev1.MoEDeployment) { m.Spec.Model.LayoutAs = "qwen9" }, `spec.model.layoutAs: "qwen9" is invalid: it must be a model type of the table`},
 		"plan where there is no all-to-all": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Type, m.Spec.Parallelism.Attention = semmoev1.EngineVLLM, semmoev1.AttentionTensorParallel

@@ -27,6 +27,11 @@ const (
 	AnnotationEngine = "semmoe.io/engine"
 	// AnnotationEngineOptions is the content of the engine's options file.
 	AnnotationEngineOptions = "semmoe.io/engine-options"
+	// AnnotationOverlap is the overlap settings of an engine pod, as JSON. It is absent without any.
+	AnnotationOverlap = "semmoe.io/overlap"
+	// AnnotationOverlapBasis is what the settings of a workload were chosen from with spec.engine.overlap mode Auto, as
+	// JSON. It is an annotation of the workload, and changes without a roll-out.
+	AnnotationOverlapBasis = "semmoe.io/overlap-basis"
 	// AnnotationRanks is the number of ranks that requests to an engine pod can be pinned to.
 	AnnotationRanks = "semmoe.io/ranks"
 	// AnnotationExpertParallelSize is the number of ranks of an engine pod that serves a plan with attention

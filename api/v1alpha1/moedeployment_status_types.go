@@ -109,6 +109,10 @@ type MoEDeploymentStatus struct {
 	// +optional
 	BatchTokens *BatchTokensStatus `json:"batchTokens,omitempty"`
 
+	// overlap is the result of spec.engine.overlap with mode Auto. It is absent with mode Manual.
+	// +optional
+	Overlap *OverlapStatus `json:"overlap,omitempty"`
+
 	// reshuffle contains the cost of the permuted copies of the checkpoint that the pods of serving.revision use.
 	// +optional
 	Reshuffle *ReshuffleStatus `json:"reshuffle,omitempty"`
@@ -270,6 +274,49 @@ type BatchTokensStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Reason string `json:"reason,omitempty"`
+
+	// message explains reason, and names the action to take.
+	// +optional
+	// +kubebuilder:validation:MaxLength=512
+	Message string `json:"message,omitempty"`
+}
+
+// OverlapStatus is what the operator chose for spec.engine.overlap. The settings are those of the serving revision.
+type OverlapStatus struct {
+	// microBatches is the number of micro-batches; absent if steps are not split.
+	// +optional
+	MicroBatches int32 `json:"microBatches,omitempty"`
+
+	// thresholdTokens is the minimum number of tokens of a rank in a step that is split; absent if the engine has no flag
+	// for it, or if its default is used.
+	// +optional
+	ThresholdTokens int32 `json:"thresholdTokens,omitempty"`
+
+	// communicationSMs is the number of multiprocessors for exchanges; absent for the engine's default.
+	// +optional
+	CommunicationSMs int32 `json:"communicationSMs,omitempty"`
+
+	// batchTokens are the batch sizes, in tokens over all ranks, for which the settings were chosen.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	BatchTokens []int32 `json:"batchTokens,omitempty"`
+
+	// layerNanos is the modelled time of an MoE layer with the settings, in nanoseconds: dispatch, routed experts and
+	// combine, the mean over batchTokens.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	LayerNanos int64 `json:"layerNanos,omitempty"`
+
+	// unsplitNanos is the modelled time without micro-batches.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	UnsplitNanos int64 `json:"unsplitNanos,omitempty"`
+
+	// reason is Overlapping, NoGainExpected, or why no settings are chosen or the newest ones are not used.
+	// +required
+	// +kubebuilder:validation:MaxLength=63
+	Reason string `json:"reason"`
 
 	// message explains reason, and names the action to take.
 	// +optional

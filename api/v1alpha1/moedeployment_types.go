@@ -68,6 +68,7 @@ type MoEDeploymentList struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.placement.redundantExperts) || type(self.placement.redundantExperts) != int || self.placement.redundantExperts % self.parallelism.expertParallelSize == 0",message="redundantExperts must be a multiple of parallelism.expertParallelSize: all ranks have the same number of slots",fieldPath=".placement.redundantExperts"
 // +kubebuilder:validation:XValidation:rule="!has(self.placement.redundantExperts) || self.placement.redundantExperts == 0 || self.engine.type != 'VLLM'",message="redundantExperts needs an engine that reads an expert map (VLLM does not): a permuted checkpoint contains each expert once",fieldPath=".placement.redundantExperts"
 // +kubebuilder:validation:XValidation:rule="!has(self.placement.redundantExperts) || self.placement.redundantExperts != 'Auto' || self.parallelism.attention == 'DataParallel' || (has(self.placement.tokenShuffle) && self.placement.tokenShuffle == 'Enabled')",message="redundantExperts Auto needs parallelism.attention DataParallel, or tokenShuffle Enabled: without them copies are not chosen by modelled time; set a number",fieldPath=".placement.redundantExperts"
+// +kubebuilder:validation:XValidation:rule="!has(self.engine.overlap) || !has(self.engine.overlap.mode) || self.engine.overlap.mode != 'Auto' || has(self.profiling) || has(self.placement.planRef)",message="mode Auto needs a plan, whose models choose the settings: set spec.profiling or spec.placement.planRef",fieldPath=".engine.overlap.mode"
 type MoEDeploymentSpec struct {
 	// model is the checkpoint to serve.
 	// +required
@@ -350,13 +351,33 @@ type EngineSpec struct {
 	Port int32 `json:"port,omitempty"`
 }
 
+// OverlapMode is how the overlap settings are chosen.
+//
+// +kubebuilder:validation:Enum=Manual;Auto
+type OverlapMode string
+
+const (
+	// OverlapManual uses the settings in the spec.
+	OverlapManual OverlapMode = "Manual"
+	// OverlapAuto chooses the settings by the models of the plan in service.
+	OverlapAuto OverlapMode = "Auto"
+)
+
 // OverlapSpec configures the overlap of token exchange and computation. A field that is not set adds no flag.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.microBatches) || has(self.communicationSMs)",message="set microBatches, communicationSMs, or both"
+// +kubebuilder:validation:XValidation:rule="(has(self.mode) && self.mode == 'Auto') || has(self.microBatches) || has(self.communicationSMs)",message="set microBatches, communicationSMs, or both; or mode Auto"
+// +kubebuilder:validation:XValidation:rule="!has(self.mode) || self.mode != 'Auto' || !(has(self.microBatches) || has(self.decodeThresholdTokens) || has(self.prefillThresholdTokens) || has(self.distributionThresholdPercent) || has(self.communicationSMs))",message="mode Auto chooses all other members: remove them, or use mode Manual",fieldPath=".mode"
 // +kubebuilder:validation:XValidation:rule="has(self.microBatches) || !has(self.decodeThresholdTokens)",message="decodeThresholdTokens needs microBatches: it selects the steps that are split",fieldPath=".decodeThresholdTokens"
 // +kubebuilder:validation:XValidation:rule="has(self.microBatches) || !has(self.prefillThresholdTokens)",message="prefillThresholdTokens needs microBatches: it selects the steps that are split",fieldPath=".prefillThresholdTokens"
 // +kubebuilder:validation:XValidation:rule="has(self.microBatches) || !has(self.distributionThresholdPercent)",message="distributionThresholdPercent needs microBatches: it configures how steps are split",fieldPath=".distributionThresholdPercent"
 type OverlapSpec struct {
+	// mode is Manual (the other members) or Auto. Default Manual. With Auto the operator chooses microBatches, the
+	// thresholds and communicationSMs by the models of the plan in service, at the batch sizes that the newest plan was
+	// made for, and sets no flag that gains less than rollout.minimumGainPercent. status.overlap contains the result.
+	// Auto needs spec.profiling or spec.placement.planRef.
+	// +optional
+	Mode OverlapMode `json:"mode,omitempty"`
+
 	// microBatches is the number of micro-batches into which the engine splits the tokens of a step. The engine
 	// exchanges the tokens of one micro-batch while it computes another. SGLang: exactly 2
 	// (--enable-two-batch-overlap). VLLM: 2 (--enable-dbo) or more (--ubatch-size), with attention DataParallel.
@@ -394,6 +415,19 @@ type OverlapSpec struct {
 	// +kubebuilder:validation:Maximum=128
 	// +kubebuilder:validation:MultipleOf=2
 	CommunicationSMs int32 `json:"communicationSMs,omitempty"`
+}
+
+// Chosen reports whether the operator chooses the settings. It is false for nil.
+func (o *OverlapSpec) Chosen() bool { return o != nil && o.Mode == OverlapAuto }
+
+// Given returns the settings that the spec contains: none with mode Auto, and for nil.
+func (o *OverlapSpec) Given() OverlapSpec {
+	if o == nil || o.Chosen() {
+		return OverlapSpec{}
+	}
+	given := *o
+	given.Mode = ""
+	return given
 }
 
 // AttentionParallelism is the distribution of attention over the devices of a replica.

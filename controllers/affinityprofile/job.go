@@ -86,7 +86,7 @@ func launch(profile *semmoev1.AffinityProfile) engine.Launch {
 		AttentionDP:     profile.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel,
 		RoutedExperts:   true,
 		Options:         profile.Spec.Engine.Options,
-		Overlap:         ptr.Deref(profile.Spec.Engine.Overlap, semmoev1.OverlapSpec{}),
+		Overlap:         profile.Spec.Engine.Overlap.Given(),
 	}
 }
 

@@ -267,8 +267,8 @@ func (r *Reconciler) forget(name types.NamespacedName) {
 // downloadPeriod is the interval at which the progress of a download is requested.
 const downloadPeriod = 10 * time.Second
 
-// maxQuestions is the maximum number of reads that depend on decisions. Each question is asked once, and there are nine.
-const maxQuestions = 9
+// maxQuestions is the maximum number of reads that depend on decisions. Each question is asked once, and there are ten.
+const maxQuestions = 10
 
 // decide decides from a snapshot, and answers the questions of the decision in the snapshot.
 func (r *Reconciler) decide(ctx context.Context, s *decision.Snapshot) decision.Decision {

@@ -64,6 +64,8 @@ type observation struct {
 	Rollout decision.RolloutState
 	// Front reports what prevents requests from reaching the engines or their ranks.
 	Front front.State
+	// Served is the layout of the serving workload; nil for none.
+	Served *revisions.Layout
 
 	// Problem is what prevents an engine pod from serving, or an inspection pod from running.
 	Problem *podhealth.Problem
@@ -75,8 +77,14 @@ type observation struct {
 
 // observationOf returns what is known after a decision.
 func observationOf(s *decision.Snapshot, d decision.Decision) observation {
+	var served *revisions.Layout
+	for _, workload := range s.Workloads {
+		if workload.Labels[semmoev1.LabelRevision] == d.ServingRevision() {
+			served = planner.LayoutIn(workload)
+		}
+	}
 	return observation{
-		Decision: d, Enough: d.Observed.Enough(), RankTokens: d.Observed.RankLoads(),
+		Decision: d, Served: served, Enough: d.Observed.Enough(), RankTokens: d.Observed.RankLoads(),
 		Download: s.Download, Inspection: s.Inspection, Pods: s.Pods, Workers: s.Workers, Router: s.Router, StoreFailure: s.StoreFailure,
 	}
 }
@@ -139,9 +147,10 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	if plan := cmp.Or(o.described().Plan, o.described().Promise); plan != nil {
 		status.Plan = nameInStatus(plan.Name)
 	}
+	status.Overlap = overlapStatus(moed, o)
 	status.BatchTokens = batchTokensStatus(moed.Status.BatchTokens, moed, cmp.Or(o.described().Plan, o.described().Promise), o, now)
 	if o.Undecided {
-		status.BatchTokens = moed.Status.BatchTokens
+		status.BatchTokens, status.Overlap = moed.Status.BatchTokens, moed.Status.Overlap
 		status.Profile, status.Plan, status.PlanDigest, status.Rollout, status.LAR = moed.Status.Profile, moed.Status.Plan, moed.Status.PlanDigest, moed.Status.Rollout, moed.Status.LAR
 		status.PendingPlan = moed.Status.PendingPlan
 		status.Serving = moed.Status.Serving
@@ -201,7 +210,7 @@ func pendingPlan(o observation) string {
 		}
 		return o.Rollout.Plan
 	}
-	return cmp.Or(o.Planning.Hold.Pending, o.Planning.TablesHold.Pending)
+	return cmp.Or(o.Planning.Hold.Pending, o.Planning.TablesHold.Pending, o.Planning.Overlap.Why.Pending)
 }
 
 func shortDigest(serving *revisions.Layout) string {

@@ -17,9 +17,7 @@ import (
 	"github.com/semmoe/operator/internal/kube/printable"
 	"github.com/semmoe/operator/internal/kubectl/advice"
 	"github.com/semmoe/operator/internal/kubectl/terminal"
-	"github.com/semmoe/operator/internal/plan"
-	"github.com/semmoe/operator/solver/cost/hardware"
-	"github.com/semmoe/operator/solver/schedule"
+	"github.com/semmoe/operator/internal/plan/overlap"
 )
 
 func (p *program) adviseCommand() *cobra.Command {
@@ -65,9 +63,7 @@ func (c *Cluster) adviceInput(ctx context.Context, name string) (*advice.Input, 
 	if err != nil {
 		return nil, err
 	}
-	in := &advice.Input{
-		Moed: moed, ShortDigest: of.Status.Plan, SlotsPerRank: l.Placement.SlotsPerRank, Copies: l.Manifest.Copies,
-	}
+	in := &advice.Input{Moed: moed, ShortDigest: of.Status.Plan, Copies: l.Manifest.Copies}
 	if of.Status.Forecast != nil {
 		in.BatchTokens = of.Status.Forecast.BatchTokens
 	}
@@ -75,21 +71,8 @@ func (c *Cluster) adviceInput(ctx context.Context, name string) (*advice.Input, 
 	if err := c.Get(ctx, client.ObjectKey{Namespace: of.Namespace, Name: of.Status.ConfigMap}, &configMap); err != nil {
 		return nil, client.IgnoreNotFound(err)
 	}
-	if configMap.Data[plan.ScheduleFile] == "" || configMap.Data[plan.HardwareFile] == "" {
-		return in, nil
-	}
-	in.Schedule, in.Hardware = &schedule.Schedule{}, &hardware.Profile{}
-	if err := decode(&configMap, plan.ScheduleFile, l.Manifest.Files[plan.ScheduleFile], in.Schedule); err != nil {
-		return nil, err
-	}
-	if err := in.Schedule.Check(l.Placement.Ranks); err != nil {
-		return nil, fmt.Errorf("ConfigMap %s: %s: %w", configMap.Name, plan.ScheduleFile, err)
-	}
-	if err := decode(&configMap, plan.HardwareFile, l.Manifest.Files[plan.HardwareFile], in.Hardware); err != nil {
-		return nil, err
-	}
-	if err := in.Hardware.Check(); err != nil {
-		return nil, fmt.Errorf("ConfigMap %s: %s: %w", configMap.Name, plan.HardwareFile, err)
+	if in.Model, err = overlap.Read(configMap.Data, of.Status.PlanDigest); err != nil {
+		return nil, fmt.Errorf("ConfigMap %s: %w", configMap.Name, err)
 	}
 	return in, nil
 }

@@ -62,6 +62,7 @@ func scheduled(observed []int32, changes ...func(*semmoev1.MoEDeployment)) []cli
 	held := &corev1.ConfigMap{ObjectMeta: ofQwen(p.Status.ConfigMap, 10*time.Minute, semmoev1.ComponentPlan), Data: files}
 	serves := func(m *semmoev1.MoEDeployment) {
 		m.Spec.Engine = semmoev1.EngineSpec{Type: semmoev1.EngineVLLM, Image: "vllm/vllm-openai:v0.32.0", Args: []string{"--all2all-backend", "deepep_high_throughput"}}
+		m.Spec.Engine.Env = []corev1.EnvVar{{Name: "VLLM_USE_V2_MODEL_RUNNER", Value: "1"}} // sampled requests need it
 		m.Status.PlanDigest, m.Status.BatchTokens = p.Status.Plan, &semmoev1.BatchTokensStatus{Source: semmoev1.BatchTokensObserved, Observed: observed}
 	}
 	return []client.Object{deployment(append([]func(*semmoev1.MoEDeployment){serves}, changes...)...), p, held}

@@ -31,9 +31,8 @@ func (s *Schedule) MicroBatches(p *hardware.Profile, slotsPerRank int, lar float
 // number of tokens on each rank, split into equal micro-batches. It does not include attention, which may overlap
 // exchanges too.
 func (m *MicroBatches) Time(tokensPerRank, batches int) float64 {
-	tokens := max(1, (tokensPerRank+batches-1)/batches)
-	l := layerOf(&m.schedule.Model, m.profile, Inputs{Ranks: m.schedule.Ranks, SlotsPerRank: m.slots, LAR: m.schedule.LAR}, tokens)
-	return eps.H200.Time(eps.Cut{Pieces: batches, Piece: l.piece(1), OneLink: true})
+	tokens := (tokensPerRank + batches - 1) / batches
+	return eps.H200.Time(eps.Cut{Pieces: batches, Piece: m.layer(tokens).piece(1), OneLink: true})
 }
 
 // Threshold returns the smallest number of tokens per rank, of the loads in the table, from which the split saves at
@@ -47,4 +46,36 @@ func (m *MicroBatches) Threshold(batches int, minSaved float64) int {
 		from = loads[i]
 	}
 	return from
+}
+
+// Multiprocessors returns the number of a GPU's multiprocessors for exchanges with the shortest mean time of steps that
+// are split into micro-batches, and the relative saving against the default of the exchange's kernels. It returns 0 if
+// the number of multiprocessors of the GPU is unknown. Times are those of eps.Stages, as for Load.Multiprocessors.
+func (m *MicroBatches) Multiprocessors(tokensPerRank []int, batches int) (communication int, saved float64) {
+	all := multiprocessors[m.profile.GPU]
+	if all == 0 || len(tokensPerRank) == 0 {
+		return 0, 0
+	}
+	mean := func(n int) float64 {
+		sum := 0.0
+		for _, tokens := range tokensPerRank {
+			one, part := m.layer(tokens).piece(1), m.layer((tokens+batches-1)/batches).piece(1)
+			sum += stagesOf(one, part, batches).With(n, all, exchangeMultiprocessors).Time(batches)
+		}
+		return sum
+	}
+	usual := mean(exchangeMultiprocessors)
+	communication = exchangeMultiprocessors
+	best := usual
+	for n := 2; n < exchangeMultiprocessors; n += 2 {
+		if t := mean(n); t < best {
+			communication, best = n, t
+		}
+	}
+	return communication, 1 - best/usual
+}
+
+// layer returns the work of a rank with a number of tokens.
+func (m *MicroBatches) layer(tokens int) *layer {
+	return layerOf(&m.schedule.Model, m.profile, Inputs{Ranks: m.schedule.Ranks, SlotsPerRank: m.slots, LAR: m.schedule.LAR}, max(1, tokens))
 }

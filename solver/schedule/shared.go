@@ -85,16 +85,17 @@ func (l *layer) products(experts float64) float64 {
 	return experts * l.profile.Dense.Block(l.weights, l.rows)
 }
 
-// stages returns the stages of the layer, each with a start-up time and divisible work, by the line through one piece
-// and two.
-func (l *layer) stages() eps.Stages {
-	one, two := l.piece(1), l.piece(2)
-	part := func(whole, half float64) eps.Part {
-		work := max(0, 2*(whole-half))
+// stages returns the stages of the layer, by the line through one piece and two.
+func (l *layer) stages() eps.Stages { return stagesOf(l.piece(1), l.piece(2), 2) }
+
+// stagesOf returns stages with a start-up time and divisible work each, by the line through the whole and a part of it.
+func stagesOf(whole, part eps.Piece, parts int) eps.Stages {
+	divide := func(whole, part float64) eps.Part {
+		work := max(0, (whole-part)*float64(parts)/float64(parts-1))
 		return eps.Part{Start: whole - work, Work: work}
 	}
 	return eps.Stages{
-		Dispatch: part(one.Dispatch, two.Dispatch), Experts: part(one.Experts, two.Experts), Combine: part(one.Combine, two.Combine), OneLink: true,
+		Dispatch: divide(whole.Dispatch, part.Dispatch), Experts: divide(whole.Experts, part.Experts), Combine: divide(whole.Combine, part.Combine), OneLink: true,
 	}
 }
 

@@ -78,6 +78,15 @@ func TestProfilePodsPerReplicaRefused(t *testing.T) {
 	refusedWith(t, api.Create(t.Context(), object(t, spread)), []string{"spec.parallelism.podsPerReplica", "do not depend on it"})
 }
 
+// TestProfileOverlapAutoRefused checks that a profile, which has no plan, cannot have its overlap settings chosen.
+func TestProfileOverlapAutoRefused(t *testing.T) {
+	auto := strings.NewReplacer("NAME", "chosen", "image: ", "overlap: {mode: Auto}, image: ").Replace(minimalProfile)
+	if !strings.Contains(auto, "mode: Auto") {
+		t.Fatalf("profile:\n%s", auto)
+	}
+	refusedWith(t, api.Create(t.Context(), object(t, auto)), []string{"spec.engine.overlap.mode", "a profiling Job has no plan"})
+}
+
 // TestTransformersBackend checks that the backend Transformers needs a profiling Job, and that only it has an image.
 func TestTransformersBackend(t *testing.T) {
 	for name, tc := range map[string]struct {

@@ -49,6 +49,8 @@ var unseen = map[string]map[string]string{
 		"MetricsUnreadable":    "a reason in status.batchTokens, not in a condition",
 		"NoMetric":             "a reason in status.batchTokens, not in a condition",
 		"NotReported":          "a reason in status.batchTokens, not in a condition",
+		"Overlapping":          "a reason in status.overlap, not in a condition",
+		"OverlapNotModelled":   "a reason in status.overlap, not in a condition",
 		"TooFewSteps":          "a reason in status.batchTokens, not in a condition",
 		"ReplanCooldown":       "a plan must be in service for long, and a re-plan without effect must be within the cooldown",
 		"CountersInvalid":      "an engine that shuffles tokens must report counters that cannot be true",

@@ -124,8 +124,11 @@ var shownElsewhere = map[string]string{
 	// The small model has no groups of experts, and its plans are solved immediately.
 	"PlacementPlan spec.realization":              "controllers/placementplan TestReshuffledWeightsKeepGroups",
 	"PlacementPlan spec.solver.timeBudgetSeconds": "solver TestTimeBudgetCutsOff",
-	// AffinityProfile refuses this field.
+	// AffinityProfile refuses this field, or all values of it but the default.
 	"AffinityProfile spec.parallelism.podsPerReplica": "test/api TestProfilePodsPerReplicaRefused",
+	"AffinityProfile spec.engine.overlap.mode":        "test/api TestProfileOverlapAutoRefused",
+	// Its effect needs a plan whose models find a gain.
+	"MoEDeployment spec.engine.overlap.mode": "controllers/moedeployment/planner TestOverlapComesWithThePlan",
 	// A source needs a claim, or no volume. AffinityProfile refuses it.
 	"MoEDeployment spec.model.source.huggingFace.repo":                  "controllers/moedeployment/download TestJob",
 	"MoEDeployment spec.model.source.huggingFace.revision":              "controllers/moedeployment/download TestJob",

@@ -78,6 +78,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.OCISourceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("OverlapSpec"):
 		return &apiv1alpha1.OverlapSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("OverlapStatus"):
+		return &apiv1alpha1.OverlapStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ParallelismSpec"):
 		return &apiv1alpha1.ParallelismSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PlacementPlan"):

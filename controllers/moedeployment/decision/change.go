@@ -29,11 +29,11 @@ type Change struct {
 }
 
 // decideChange determines whether the spec needs a canary: it differs by more than the plan from the revision in
-// service. A change is rolled out directly if its workload is proven already, or if there is nothing to compare with.
+// service, or the overlap settings do. A change is rolled out directly if its workload is proven already, or if there is nothing to compare with.
 // A change and a plan that waits for its canary are one revision. If that revision is rolled back, the change is tried
 // without the plan.
 func (d *Decision) decideChange(s *Snapshot) {
-	if d.Revision == "" || s.Moed.Spec.Rollout.Compare != semmoev1.CompareAll {
+	if d.Revision == "" {
 		return
 	}
 	direct := workloadOf(s, d.Revision)
@@ -41,7 +41,14 @@ func (d *Decision) decideChange(s *Snapshot) {
 		return
 	}
 	stable, ready := mostReady(s)
-	if stable == nil || revisions.Of(s.Moed, *s.Report, planner.LayoutIn(stable)) == revisionOf(stable) {
+	switch {
+	case stable == nil:
+		return
+	case revisions.Of(s.Moed, *s.Report, planner.LayoutIn(stable)) == revisionOf(stable):
+		if !d.changesOverlap(s, stable) {
+			return
+		}
+	case s.Moed.Spec.Rollout.Compare != semmoev1.CompareAll:
 		return
 	}
 	layouts := []*revisions.Layout{d.Planning.Serving}
@@ -60,6 +67,14 @@ func (d *Decision) decideChange(s *Snapshot) {
 			return
 		}
 	}
+}
+
+// changesOverlap reports whether the operator chose other overlap settings for the plan in service. As a new plan, they
+// are tried on a canary, if requests can be compared.
+func (d *Decision) changesOverlap(s *Snapshot, stable *revisions.Workload) bool {
+	before, after := planner.LayoutIn(stable), d.Planning.Serving
+	return s.Moed.Spec.Engine.Overlap.Chosen() && s.Moed.Spec.Routing.Mode != semmoev1.RoutingModeNone &&
+		before != nil && after != nil && before.Digest == after.Digest && before.Overlap != after.Overlap
 }
 
 // isComparable reports whether a canary next to the stable workload can be compared with it. A canary that exists is
@@ -191,7 +206,7 @@ func (c *Change) withoutTrial(d *Decision, m moves) RolloutState {
 func (r *Rollout) forgetFailures(d *Decision, serving *revisions.Workload) {
 	forgotten := map[string]string{}
 	for key := range serving.Annotations {
-		if strings.HasPrefix(key, semmoev1.AnnotationFailed) {
+		if strings.HasPrefix(key, semmoev1.AnnotationFailed) && key != semmoev1.AnnotationFailed+d.Planning.Overlap.Refused {
 			forgotten[key] = ""
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/kube/writes"
+	"github.com/semmoe/operator/internal/plan/overlap"
 	"github.com/semmoe/operator/internal/rollout"
 )
 
@@ -67,6 +68,7 @@ func DecideRollout(s *Snapshot, d *Decision) Rollout {
 		r.mark(m.workloads[m.in.Stable], "", s.Now, nil) // the serving workload counts as proven
 		if m.in.Candidate == rollout.None {
 			r.forgetFailures(d, m.workloads[m.in.Stable])
+			r.recordBasis(d, m.workloads[m.in.Stable])
 			r.RolloutState = withoutCandidate(d, m)
 		} else if r.decideCandidate(s, d, m, action); r.Phase == semmoev1.RolloutPhaseRollingBack {
 			// A candidate is removed once the cache shows that its plan failed. Removing it before could start it
@@ -82,7 +84,7 @@ func DecideRollout(s *Snapshot, d *Decision) Rollout {
 		case workload.UID == "":
 			*workload.Replicas() = replicas
 			// Keep the plan before deleting the old workload, which may be the last object that references it.
-			r.write(writes.Create{Object: workload.Object}, revisions.KeepPlan{Workload: workload})
+			r.write(writes.Create{Object: workload.Object, Event: overlapEvent(s, d, workload)}, revisions.KeepPlan{Workload: workload})
 		case *workload.Replicas() != replicas:
 			r.write(revisions.ChangeWorkload{Workload: workload, Replicas: &replicas})
 		case !wanted && replicas == 0 && workload.Drained(s.Pods):
@@ -96,6 +98,18 @@ func DecideRollout(s *Snapshot, d *Decision) Rollout {
 	}
 	r.Settled = d.Change == nil && m.in.Stable != rollout.None && m.in.Revisions[m.in.Stable].Replicas == m.in.Budget.Replicas && totalReplicas(m.in.Revisions) == m.in.Budget.Replicas
 	return r
+}
+
+// recordBasis records on the workload in service what its overlap settings were chosen from, if that was another plan
+// with the same result.
+func (r *Rollout) recordBasis(d *Decision, serving *revisions.Workload) {
+	wanted := d.Planning.Serving
+	if wanted == nil || d.Change != nil || serving.UID == "" || serving.Labels[semmoev1.LabelRevision] != d.Revision || wanted.OverlapBasis == "" {
+		return
+	}
+	if serving.Annotations[semmoev1.AnnotationOverlapBasis] != wanted.OverlapBasis {
+		r.write(revisions.ChangeWorkload{Workload: serving, Annotations: map[string]string{semmoev1.AnnotationOverlapBasis: wanted.OverlapBasis}})
+	}
 }
 
 func (r *Rollout) write(writes ...writes.Write) { r.Writes = append(r.Writes, writes...) }
@@ -156,6 +170,30 @@ func movesOf(s *Snapshot, d *Decision) (moves, error) {
 		m.in.Hold = m.in.Hold && !m.in.Trial.Rejected
 	}
 	return m, nil
+}
+
+// overlapEvent returns the event for a new workload whose overlap settings the operator chose, if they differ from those
+// in service.
+func overlapEvent(s *Snapshot, d *Decision, workload *revisions.Workload) *writes.Event {
+	settings := func(w *revisions.Workload) (o semmoev1.OverlapSpec) {
+		if l := planner.LayoutIn(w); l != nil {
+			o = l.Overlap
+		}
+		return o
+	}
+	before, after := semmoev1.OverlapSpec{}, settings(workload)
+	if stable := workloadOf(s, d.StableRevision()); stable != nil {
+		before = settings(stable)
+	}
+	if !s.Moed.Spec.Engine.Overlap.Chosen() || before == after {
+		return nil
+	}
+	basis := planner.BasisOf(planner.LayoutIn(workload))
+	message := fmt.Sprintf("Revision %s has %s, instead of %s", revisionOf(workload), overlap.Text(after), overlap.Text(before))
+	if basis.LayerNanos > 0 {
+		message += fmt.Sprintf(": a layer takes %.0f µs, and %.0f µs without micro-batches, modelled", float64(basis.LayerNanos)/1000, float64(basis.UnsplitNanos)/1000)
+	}
+	return &writes.Event{Name: "OverlapChosen", Action: "Reconcile", Message: message}
 }
 
 // add inserts the not yet created workload of a revision before the others.

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -29,7 +30,12 @@ import (
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/plan/overlap"
+	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/drift"
+	"github.com/semmoe/operator/solver/pipeline"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/schedule"
 )
 
 // Observed returns a request under the layout "ab-full" that was sampled before seconds before Start and scored by
@@ -243,4 +249,61 @@ func ProfiledBy(name, digest string, made time.Time, change ...func(*semmoev1.Af
 		c(p)
 	}
 	return p
+}
+
+// OverlapModel returns the models of a plan for DeepSeek-V2 on the ranks of the fixtures' deployment.
+func OverlapModel(t *testing.T) *overlap.Model {
+	t.Helper()
+	m, err := overlapModel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+var overlapModel = sync.OnceValues(func() (*overlap.Model, error) {
+	machines := hardware.DefaultProfile()
+	shape := &pipeline.Shape{
+		HiddenLayers: 60, MoELayers: 59, Experts: 160, TopK: 6, Hidden: 5120, ExpertSize: 1536, SharedSize: 3072, DenseSize: 12288,
+		Heads: 128, KVHeads: 128, QueryDim: 192, ValueDim: 128, KVRank: 512, QueryRank: 1536, RopeDim: 64,
+	}
+	made, err := schedule.Of(shape, machines, schedule.Inputs{Ranks: 4, SlotsPerRank: 40, LAR: 0.4})
+	return &overlap.Model{Schedule: made, Hardware: machines, SlotsPerRank: 40}, err
+})
+
+// WithOverlapModel returns the content of the ConfigMap of a plan with these models, and the plan's digest.
+func WithOverlapModel(t *testing.T) (data map[string]string, digest string) {
+	t.Helper()
+	m := OverlapModel(t)
+	manifest := plan.Manifest{Files: map[string]string{}}
+	data = map[string]string{}
+	for name, content := range map[string]any{
+		plan.PlacementFile: placement.Contiguous([]int{1}, m.Schedule.Model.Experts, m.Schedule.Ranks), plan.ScheduleFile: m.Schedule, plan.HardwareFile: m.Hardware,
+	} {
+		text, err := json.Marshal(content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data[name], manifest.Files[name] = string(text), sum(text)
+	}
+	text, err := json.Marshal(manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[plan.ManifestFile] = string(text)
+	return data, sum(text)
+}
+
+// OverlapAuto lets the operator choose the overlap settings of an engine with an all-to-all backend, for a plan.
+func OverlapAuto(engine semmoev1.EngineType) func(*semmoev1.MoEDeployment) {
+	return func(m *semmoev1.MoEDeployment) {
+		EngineOf(engine)(m)
+		m.Spec.Engine.Overlap = &semmoev1.OverlapSpec{Mode: semmoev1.OverlapAuto}
+		switch engine {
+		case semmoev1.EngineSGLang:
+			m.Spec.Engine.Args = []string{"--moe-a2a-backend", "deepep"}
+		case semmoev1.EngineVLLM:
+			m.Spec.Engine.Image, m.Spec.Engine.Args = "vllm/vllm-openai:v0.30.0", []string{"--all2all-backend", "deepep_high_throughput"}
+		}
+	}
 }

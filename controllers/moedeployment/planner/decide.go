@@ -264,6 +264,9 @@ func (d *Decision) decideLayout(s *Snapshot) {
 		moed: s.Moed, report: *s.Report, release: s.release(), wanted: d.Plan, pinned: d.PlanPinned(s.Moed), workloads: s.Workloads,
 		changed: d.recordChangedOutputs(s),
 	}
+	if d.decideOverlap(s, &c); d.Question != nil || d.Err != nil {
+		return
+	}
 	if d.Serving, d.Candidate, d.Hold = c.chooseLayout(); d.Serving != nil || d.Candidate != nil {
 		if c.answers = d.baselineOutputs(s); d.Question != nil {
 			return

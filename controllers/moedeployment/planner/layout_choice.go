@@ -34,6 +34,8 @@ type choice struct {
 	// changed contains, by revision, the difference of the outputs to those without a plan.
 	changed map[string]string
 	answers answers
+	// overlap contains the overlap settings that were decided, by the digest of the plan.
+	overlap map[string]overlapChoice
 }
 
 // chooseLayout decides what to serve under: the layout in service while it fits the spec, else no plan. The plan for
@@ -43,6 +45,9 @@ func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desi
 	inService := c.inService()
 	if inService != nil && (c.refusal(inService) != "" || c.answers.Stranded || c.contradicted(inService)) {
 		inService = nil // under this layout no pod would become ready, or could be created
+	}
+	if inService != nil {
+		inService = c.withOverlap(inService)
 	}
 	if !Published(c.wanted, c.moed, c.report.ModelDigest) {
 		if inService == nil {
@@ -54,7 +59,7 @@ func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desi
 	var impossible []string
 	for _, candidate := range c.candidates() {
 		switch l := candidate.layout; {
-		case inService != nil && *l == *inService: // even if it would be rejected now: it is proven
+		case inService != nil && l.Same(inService): // even if it would be rejected now: it is proven
 			return inService, nil, desired.Finding{}
 		case len(candidate.support.Refusals) > 0:
 			impossible = append(impossible, candidate.support.Refusals[0].Message)
@@ -138,7 +143,7 @@ func (c *choice) candidates() []candidate {
 	keepsGroups := c.wanted.Spec.Realization == semmoev1.RealizationReshuffledWeights
 	for _, realization := range realizations(c.moed, c.report, c.release, adapter) {
 		support := supportOf(c.moed, c.report, c.release, adapter, realization, c.wanted.RedundantExperts(), keepsGroups)
-		candidates = append(candidates, candidate{revisions.LayoutOf(c.wanted, realization), support})
+		candidates = append(candidates, candidate{c.withOverlap(revisions.LayoutOf(c.wanted, realization)), support})
 	}
 	return candidates
 }
@@ -192,6 +197,9 @@ func (c *choice) inService() *revisions.Layout {
 			continue // the ConfigMap contains the map of another engine
 		}
 		if l := LayoutIn(workload); l != nil {
+			if !c.moed.Spec.Engine.Overlap.Chosen() {
+				l.Overlap, l.OverlapBasis = semmoev1.OverlapSpec{}, "" // the spec has them
+			}
 			return l
 		}
 	}
@@ -205,6 +213,7 @@ func LayoutIn(workload *revisions.Workload) *revisions.Layout {
 		if digest := template.Annotations[semmoev1.AnnotationPlanDigest]; digest != "" && volume.Name == semmoev1.PlanVolume && volume.ConfigMap != nil {
 			return &revisions.Layout{
 				Digest: digest, ConfigMap: volume.ConfigMap.Name, Realization: realizationOf(workload), RedundantExperts: redundantExperts(template.Annotations),
+				Overlap: overlapIn(template.Annotations), OverlapBasis: workload.Annotations[semmoev1.AnnotationOverlapBasis],
 			}
 		}
 	}

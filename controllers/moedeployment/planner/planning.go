@@ -72,6 +72,8 @@ type Planning struct {
 	Warnings string
 	// Again is the delay until the next check; zero if an event triggers it.
 	Again time.Duration
+	// Overlap is the decision on the overlap settings; its zero value without mode Auto.
+	Overlap Overlap
 	// Hold is why Plan is not rolled out although it is ready; its zero value if it is, or if there is none.
 	Hold desired.Finding
 }

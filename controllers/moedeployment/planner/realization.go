@@ -105,7 +105,7 @@ func (c *choice) why(serving *revisions.Layout) string {
 	if !serving.Reshuffled() || c.wanted == nil || c.moed.Spec.Placement.Realization == semmoev1.RealizationReshuffledWeights {
 		return ""
 	}
-	if difference := c.refusal(&revisions.Layout{Digest: serving.Digest, ConfigMap: serving.ConfigMap, Realization: semmoev1.RealizationEngineMap}); difference != "" {
+	if difference := c.refusal(&revisions.Layout{Digest: serving.Digest, ConfigMap: serving.ConfigMap, Realization: semmoev1.RealizationEngineMap, Overlap: serving.Overlap}); difference != "" {
 		return fmt.Sprintf(", because outputs change with %s: %s", RealizationText[semmoev1.RealizationEngineMap], difference)
 	}
 	for _, candidate := range c.candidates() {
@@ -126,7 +126,7 @@ func (c *choice) why(serving *revisions.Layout) string {
 func (c *choice) warnings(serving *revisions.Layout) string {
 	text := ""
 	for _, candidate := range c.candidates() {
-		if serving != nil && *candidate.layout == *serving {
+		if serving != nil && candidate.layout.Same(serving) {
 			for _, finding := range slices.Concat(candidate.support.Refusals, candidate.support.Warnings) {
 				text += ". " + finding.Message
 			}

@@ -24,7 +24,6 @@ import (
 	"github.com/semmoe/operator/internal/kube/printable"
 	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/observation/stepsizes"
-	"github.com/semmoe/operator/solver"
 )
 
 const (
@@ -354,7 +353,7 @@ func (p Planning) liveProfile(moed *semmoev1.MoEDeployment, d DriftSignal) *semm
 	return &semmoev1.AffinityProfile{
 		ObjectMeta: metav1.ObjectMeta{Namespace: moed.Namespace, Labels: desired.Labels(moed, semmoev1.ComponentProfile), OwnerReferences: ownership.ControllerReference(moed, "MoEDeployment")},
 		Spec: semmoev1.AffinityProfileSpec{
-			Model: moed.Spec.Model.Mounted(), Engine: moed.Spec.Engine, Parallelism: placedAs(moed),
+			Model: moed.Spec.Model.Mounted(), Engine: profiledBy(moed), Parallelism: placedAs(moed),
 			SamplingSpec: moed.Spec.Profiling.SamplingSpec, Target: semmoev1.ProfilingTargetLive,
 			DeploymentRef: &semmoev1.DeploymentReference{Name: moed.Name},
 			Live: &semmoev1.LiveSpec{
@@ -372,17 +371,10 @@ func (p Planning) plannedSizes() []int32 {
 	if len(p.Lineage.plans) > 0 {
 		newest = p.Lineage.plans[0]
 	}
-	switch {
-	case newest == nil || newest.Spec.BatchTokens > 0:
+	if newest == nil || newest.Spec.BatchTokens > 0 {
 		return nil
-	case len(newest.Spec.ObservedBatchTokens) > 0:
-		return newest.Spec.ObservedBatchTokens
 	}
-	var sizes []int32
-	for _, size := range solver.DefaultBatchTokens {
-		sizes = append(sizes, int32(size))
-	}
-	return sizes
+	return planSizes(newest)
 }
 
 // BatchesMoved reports whether engines compute batch sizes that differ much from those of the newest plan, in service

@@ -46,6 +46,8 @@ type Snapshot struct {
 	SpecLatest *bool
 	References *ReferenceSet
 	Outputs    *RecordedOutputs
+	// OverlapModels are the models of plans, by digest, once they were asked for.
+	OverlapModels map[string]OverlapModelOf
 	// TablesRefused reports that the API server refused the ConfigMap of the tables. Undeletable are the names of
 	// the profiles whose deletion it refused.
 	TablesRefused bool

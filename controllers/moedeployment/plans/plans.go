@@ -28,6 +28,7 @@ import (
 	"github.com/semmoe/operator/internal/kube/lookup"
 	"github.com/semmoe/operator/internal/kube/ownership"
 	"github.com/semmoe/operator/internal/kube/writes"
+	"github.com/semmoe/operator/internal/plan/overlap"
 	"github.com/semmoe/operator/internal/probe"
 )
 
@@ -163,6 +164,8 @@ func (r *Reader) Answer(ctx context.Context, s *planner.Snapshot, question plann
 			plans = append(plans, &list.Items[i])
 		}
 		s.OtherPlans = &plans
+	case planner.OverlapModel:
+		return r.readOverlapModel(ctx, s, q.Plan)
 	case planner.LatestSpec:
 		changed, err := childobjects.SpecChanged(ctx, r.Live, s.Moed)
 		s.SpecLatest = new(!changed)
@@ -174,6 +177,26 @@ func (r *Reader) Answer(ctx context.Context, s *planner.Snapshot, question plann
 	default:
 		return fmt.Errorf("unknown question %T", question)
 	}
+	return nil
+}
+
+// readOverlapModel reads the models of a plan from its ConfigMap. A ConfigMap that is damaged or missing is part of the answer.
+func (r *Reader) readOverlapModel(ctx context.Context, s *planner.Snapshot, plan *semmoev1.PlacementPlan) error {
+	var answer planner.OverlapModelOf
+	configMap := &corev1.ConfigMap{}
+	err := r.Get(ctx, client.ObjectKey{Namespace: plan.Namespace, Name: plan.Status.ConfigMap}, configMap)
+	if err == nil {
+		answer.Model, err = overlap.Read(configMap.Data, plan.Status.PlanDigest)
+	} else if !apierrors.IsNotFound(err) {
+		return fmt.Errorf("failed to read the models of PlacementPlan %s: %w", plan.Name, err)
+	}
+	if err != nil {
+		answer.Fault = fmt.Sprintf("ConfigMap %s: %v", plan.Status.ConfigMap, err)
+	}
+	if s.OverlapModels == nil {
+		s.OverlapModels = map[string]planner.OverlapModelOf{}
+	}
+	s.OverlapModels[plan.Status.PlanDigest] = answer
 	return nil
 }
 

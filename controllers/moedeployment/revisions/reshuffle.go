@@ -36,6 +36,17 @@ type Layout struct {
 	Realization semmoev1.Realization
 	// RedundantExperts is the number of slots per layer in addition to one per expert.
 	RedundantExperts int32
+	// Overlap is what the operator chose for spec.engine.overlap with mode Auto. OverlapBasis is the JSON of what it was
+	// chosen from, which is not part of a revision.
+	Overlap      semmoev1.OverlapSpec
+	OverlapBasis string
+}
+
+// Same reports whether two layouts have the same revision in a spec.
+func (l *Layout) Same(other *Layout) bool {
+	a, b := *l, *other
+	a.OverlapBasis, b.OverlapBasis = "", ""
+	return a == b
 }
 
 // LayoutOf returns the layout of a published plan with a realization.

@@ -85,7 +85,21 @@ func Of(moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *Layout) st
 	if plan != nil && desired.Shuffles(moed) {
 		inputs.TokenShuffle = moed.Spec.Placement.TokenShuffle
 	}
+	// The settings count, not who chose them.
+	if overlap := overlapOf(moed, plan); overlap != (semmoev1.OverlapSpec{}) {
+		inputs.Engine.Overlap = &overlap
+	} else {
+		inputs.Engine.Overlap = nil
+	}
 	return ownership.ShortHash(inputs, 10)
+}
+
+// overlapOf returns the overlap settings of the spec, or with mode Auto those that were chosen for a layout.
+func overlapOf(moed *semmoev1.MoEDeployment, plan *Layout) semmoev1.OverlapSpec {
+	if moed.Spec.Engine.Overlap.Chosen() && plan != nil {
+		return plan.Overlap
+	}
+	return moed.Spec.Engine.Overlap.Given()
 }
 
 func digestOf(plan *Layout) string {
@@ -113,7 +127,7 @@ func Launch(moed *semmoev1.MoEDeployment) engine.Launch {
 		RoutedExperts: desired.NeedsRoutedExperts(moed),
 		OptionsFile:   semmoev1.EngineOptionsPath,
 		Options:       moed.Spec.Engine.Options,
-		Overlap:       ptr.Deref(moed.Spec.Engine.Overlap, semmoev1.OverlapSpec{}),
+		Overlap:       moed.Spec.Engine.Overlap.Given(),
 	}
 	if nodes := desired.PodsPerReplica(moed); nodes > 1 {
 		l.Nodes, l.NodeRank, l.LeaderAddress = nodes, nodeRank, leaderAddress
@@ -139,6 +153,7 @@ type Own struct {
 // Render returns the workload of a revision. plan may be nil.
 func Render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Report, plan *Layout, own Own) (*Workload, error) {
 	launched := Launch(moed)
+	launched.Overlap = overlapOf(moed, plan)
 	template, err := renderTemplate(moed, revision, report, plan, own, launched)
 	if err != nil {
 		return nil, err
@@ -152,6 +167,9 @@ func Render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 	}
 	if plan != nil {
 		meta.Annotations[semmoev1.AnnotationPlanDigest] = plan.Digest
+		if plan.OverlapBasis != "" {
+			meta.Annotations[semmoev1.AnnotationOverlapBasis] = plan.OverlapBasis
+		}
 	}
 	if desired.PodsPerReplica(moed) > 1 {
 		launched.Worker = true
@@ -220,6 +238,13 @@ func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkp
 		return nil, err
 	}
 	ours.Annotations[semmoev1.AnnotationModelShape] = string(shape)
+	if launched.Overlap != (semmoev1.OverlapSpec{}) {
+		settings, err := json.Marshal(launched.Overlap)
+		if err != nil {
+			return nil, err
+		}
+		ours.Annotations[semmoev1.AnnotationOverlap] = string(settings)
+	}
 	if plan != nil {
 		addPlan(ours, moed, report, plan, own.Image)
 		if plan.Reshuffled() {

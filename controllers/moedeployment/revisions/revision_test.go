@@ -45,12 +45,15 @@ func TestRevisionFollowsItsInputsAlone(t *testing.T) {
 		"reconciliation":      {func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, true},
 		"tokens not shuffled": {func(m *semmoev1.MoEDeployment) { m.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleDisabled }, true},
 		"micro-batches":       {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Overlap = &semmoev1.OverlapSpec{MicroBatches: 2} }, false},
-		"labels":              {func(m *semmoev1.MoEDeployment) { m.Labels = map[string]string{"a": "b"} }, true},
-		"image":               {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }, false},
-		"args":                {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--x"} }, false},
-		"model path":          {func(m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models/x" }, false},
-		"layout, no plan":     {func(m *semmoev1.MoEDeployment) { m.Spec.Model.LayoutAs = "qwen3_moe" }, true},
-		"EP size":             {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }, false},
+		"mode Auto, no plan": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Overlap = &semmoev1.OverlapSpec{Mode: semmoev1.OverlapAuto}
+		}, true},
+		"labels":          {func(m *semmoev1.MoEDeployment) { m.Labels = map[string]string{"a": "b"} }, true},
+		"image":           {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }, false},
+		"args":            {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--x"} }, false},
+		"model path":      {func(m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models/x" }, false},
+		"layout, no plan": {func(m *semmoev1.MoEDeployment) { m.Spec.Model.LayoutAs = "qwen3_moe" }, true},
+		"EP size":         {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }, false},
 		"template": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{NodeSelector: map[string]string{"a": "b"}}}
 		}, false},

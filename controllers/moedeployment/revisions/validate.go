@@ -62,7 +62,7 @@ func Faults(moed *semmoev1.MoEDeployment) []*InvalidError {
 	check("InvalidSpec", "spec.model.layoutAs: ", family.CheckLayout(moed.Spec.Model.LayoutAs))
 	add(validateRoutedExperts(moed, adapter))
 	add(validateOverlap(moed, adapter, ""))
-	_, err = adapter.Args(launched, moed.Spec.Engine.Args)
+	_, err = adapter.Args(withOverlap(launched, moed, adapter), moed.Spec.Engine.Args)
 	check("ContradictingFlags", "", err)
 	check("ContradictingFlags", "", adapter.ValidateOptions(launched))
 	check("InvalidPodsPerReplica", "", adapter.CheckNodes(launched))
@@ -141,11 +141,25 @@ func isPodIP(env corev1.EnvVar) bool {
 // empty family is unknown.
 func validateOverlap(moed *semmoev1.MoEDeployment, adapter engine.Adapter, family string) *InvalidError {
 	situation := situation(moed, adapter.ImageRelease(engineImage(moed)))
-	situation.Family = family
+	situation.Launch = withOverlap(situation.Launch, moed, adapter)
+	if situation.Family = family; moed.Spec.Engine.Overlap.Chosen() {
+		situation.Family = "" // settings that the model excludes are not chosen
+	}
 	if err := adapter.ValidateOverlap(situation); err != nil {
 		return Invalidf("OverlapUnsupported", "%v", err)
 	}
 	return nil
+}
+
+// withOverlap returns a launch with the overlap settings of the spec, or with mode Auto with each setting that needs the
+// same support as all others.
+func withOverlap(l engine.Launch, moed *semmoev1.MoEDeployment, adapter engine.Adapter) engine.Launch {
+	if moed.Spec.Engine.Overlap.Chosen() {
+		if l.Overlap.MicroBatches = 2; adapter.OverlapThresholds != nil {
+			l.Overlap.DecodeThresholdTokens, l.Overlap.PrefillThresholdTokens = 1, 1
+		}
+	}
+	return l
 }
 
 // situation returns the situation of an engine release without a plan and with an unknown model.

@@ -49,6 +49,42 @@ func TestOverlap(t *testing.T) {
 	})); err == nil || err.Reason != "ContradictingFlags" {
 		t.Errorf("with an additional flag of the user: %v", err)
 	}
+	auto := []func(*semmoev1.MoEDeployment){halves, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Engine.Overlap = &semmoev1.OverlapSpec{Mode: semmoev1.OverlapAuto}
+	}}
+	chosen := func(change func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment {
+		return moedtest.Deployment(append(auto, change)...)
+	}
+	for name, tc := range map[string]struct {
+		change  func(*semmoev1.MoEDeployment)
+		reason  string
+		message string
+	}{
+		"possible":   {func(m *semmoev1.MoEDeployment) {}, "", ""},
+		"no backend": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = nil }, "OverlapUnsupported", "--moe-a2a-backend"},
+		"no flags":   {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Type = semmoev1.EngineVLLMAscend }, "OverlapUnsupported", "no flag"},
+		"vLLM, attention tp": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineVLLM, []string{"--all2all-backend", "deepep_low_latency"}
+			m.Spec.Parallelism.Attention = semmoev1.AttentionTensorParallel
+		}, "OverlapUnsupported", "TensorParallel"},
+		"a flag of the user": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--enable-two-batch-overlap")
+		}, "ContradictingFlags", "--enable-two-batch-overlap"},
+		"a threshold of the user": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineVLLM, []string{"--all2all-backend", "deepep_low_latency", "--dbo-decode-token-threshold=8"}
+		}, "ContradictingFlags", "--dbo-decode-token-threshold"},
+		"DeepEP in low latency, which accepts no multiprocessors": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--deepep-mode", "low_latency")
+		}, "", ""},
+	} {
+		err := Validate(chosen(tc.change))
+		if (err == nil) != (tc.reason == "") || err != nil && (err.Reason != tc.reason || !strings.Contains(err.Message, tc.message)) {
+			t.Errorf("mode Auto, %s: %v, want %s", name, err, tc.reason)
+		}
+	}
+	if err := ValidateModel(chosen(func(*semmoev1.MoEDeployment) {}), mixtral); err != nil {
+		t.Errorf("mode Auto and a model that cannot: %v", err)
+	}
 	indivisible := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 5 })
 	if err := ValidateModel(indivisible, moedtest.Report()); err == nil || err.Reason != "InvalidExpertParallelSize" {
 		t.Errorf("a size that does not divide the experts: %v", err)

@@ -9,7 +9,6 @@
 package advice
 
 import (
-	"cmp"
 	"fmt"
 	"strings"
 
@@ -19,23 +18,19 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/kube/printable"
+	"github.com/semmoe/operator/internal/plan/overlap"
 	"github.com/semmoe/operator/solver"
-	"github.com/semmoe/operator/solver/cost/hardware"
-	"github.com/semmoe/operator/solver/schedule"
 )
 
 // Verdict is the result for a setting.
-type Verdict string
+type Verdict = overlap.Verdict
 
+// The verdicts of package overlap.
 const (
-	// Change: another value is modelled to be faster.
-	Change Verdict = "Change"
-	// Keep: no other value is modelled to be faster by the minimum gain.
-	Keep Verdict = "Keep"
-	// Unsupported: the engine does not support another value.
-	Unsupported Verdict = "Unsupported"
-	// NotModelled: the plan has no figures for the setting.
-	NotModelled Verdict = "NotModelled"
+	Change      = overlap.Change
+	Keep        = overlap.Keep
+	Unsupported = overlap.Unsupported
+	NotModelled = overlap.NotModelled
 )
 
 // Item is the result for a setting.
@@ -79,11 +74,8 @@ type Input struct {
 	Moed *semmoev1.MoEDeployment
 	// ShortDigest is the short digest of the plan whose models are used.
 	ShortDigest string
-	// Schedule and Hardware are nil if the plan does not contain them.
-	Schedule *schedule.Schedule
-	Hardware *hardware.Profile
-	// SlotsPerRank is the number of experts of a rank, with copies.
-	SlotsPerRank int
+	// Model contains the models of the plan; nil if it has none.
+	Model *overlap.Model
 	// Copies records how the number of copies was chosen; nil if the number was given.
 	Copies *solver.Copies
 	// BatchTokens are the batch sizes that the plan was made for.
@@ -100,8 +92,8 @@ const defaultGainPercent = 2
 func Of(in Input) Advice {
 	moed := in.Moed
 	a := Advice{Namespace: moed.Namespace, Name: moed.Name, Plan: in.ShortDigest, InService: in.ShortDigest == moed.Status.PlanDigest, BatchTokens: in.BatchTokens}
-	if in.Hardware != nil {
-		a.Hardware = in.Hardware.Name
+	if in.Model != nil {
+		a.Hardware = in.Model.Hardware.Name
 	}
 	if status := moed.Status.BatchTokens; status != nil {
 		if len(status.Observed) > 0 {
@@ -110,7 +102,7 @@ func Of(in Input) Advice {
 			a.BatchTokens = status.Sizes
 		}
 	}
-	a.Items = []Item{overlap(in, a), copies(in), {
+	a.Items = []Item{overlapItem(in, a), copies(in), {
 		Setting: "spec.parallelism", Verdict: NotModelled,
 		Now: fmt.Sprintf("%d ranks, %s", moed.Spec.Parallelism.ExpertParallelSize, moed.Spec.Parallelism.Attention),
 		Why: "another number of ranks or attention mode needs another plan; compare with semmoe solve --ep on a trace",
@@ -123,103 +115,68 @@ func Of(in Input) Advice {
 	return a
 }
 
-// overlap compares two micro-batches with none, at the batch sizes.
-func overlap(in Input, a Advice) Item {
+// overlapItem compares two micro-batches with none, at the batch sizes.
+func overlapItem(in Input, a Advice) Item {
 	moed := in.Moed
-	present := ptr.Deref(moed.Spec.Engine.Overlap, semmoev1.OverlapSpec{})
-	item := Item{Setting: engine.OverlapField, Now: overlapText(present)}
-	verdict := func(v Verdict, format string, args ...any) Item {
-		item.Verdict, item.Why = v, printable.Line(fmt.Sprintf(format, args...), maxWhy) // errors quote arguments of the user
+	item := Item{Setting: engine.OverlapField}
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	if err != nil {
+		item.Verdict, item.Why = Unsupported, err.Error()
 		return item
 	}
-	adapter, err := registry.For(string(moed.Spec.Engine.Type))
-	ranks := int(moed.Spec.Parallelism.ExpertParallelSize)
-	switch {
-	case err != nil:
-		return verdict(Unsupported, "%v", err)
-	case in.Schedule == nil || in.Hardware == nil:
-		return verdict(NotModelled, "the plan has no schedule: its profile does not contain the sizes of the model, or it has one rank")
-	case in.Schedule.Ranks != ranks:
-		return verdict(NotModelled, "the plan is for %d ranks, and the spec has %d", in.Schedule.Ranks, ranks)
-	case len(a.BatchTokens) == 0:
-		return verdict(NotModelled, "no batch size is known: engines report none, and the plan was made for none")
+	if moed.Spec.Engine.Overlap.Chosen() {
+		item.Now, item.Verdict, item.Why = "Auto", Keep, "the operator chooses the settings with each plan: see status.overlap"
+		return item
 	}
-	lar := in.Schedule.LAR
-	if !a.InService {
-		lar = 1 / float64(ranks)
+	present := moed.Spec.Engine.Overlap.Given()
+	o := overlap.Options{
+		Ranks: int(moed.Spec.Parallelism.ExpertParallelSize), BatchTokens: a.BatchTokens, Present: present,
+		MinGain: float64(ptr.Deref(moed.Spec.Rollout.MinimumGainPercent, defaultGainPercent)) / 100,
+		Adapter: adapter, Situation: situation(adapter, moed),
 	}
-	m, err := in.Schedule.MicroBatches(in.Hardware, in.SlotsPerRank, lar)
-	if err != nil {
-		return verdict(NotModelled, "%v", err)
+	if o.LAR = 1 / float64(o.Ranks); a.InService && in.Model != nil {
+		o.LAR = in.Model.Schedule.LAR
 	}
-	split := semmoev1.OverlapSpec{MicroBatches: 2, CommunicationSMs: present.CommunicationSMs, DistributionThresholdPercent: present.DistributionThresholdPercent}
-	thresholds := adapter.OverlapThresholds
-	if thresholds != nil {
-		if from := m.Threshold(2, minSaved); from > 0 {
-			split.DecodeThresholdTokens, split.PrefillThresholdTokens = int32(from), int32(from)
-		}
+	c := overlap.Choose(in.Model, o)
+	item.Now, item.Verdict, item.Before, item.After, item.Why = overlap.Text(present), c.Verdict, c.Before, c.After, printable.Line(c.Why, maxWhy)
+	if c.Verdict == Change {
+		item.Advised, item.patch = overlap.Text(c.Values), overlapPatch(present, c.Values)
 	}
-	none := semmoev1.OverlapSpec{CommunicationSMs: present.CommunicationSMs}
-	item.Before = mean(m, a.BatchTokens, ranks, present, thresholds)
-	best := none
-	if present.MicroBatches == 0 || mean(m, a.BatchTokens, ranks, split, thresholds) < mean(m, a.BatchTokens, ranks, none, thresholds) {
-		best = split
-	}
-	item.After = mean(m, a.BatchTokens, ranks, best, thresholds)
-	saved, least := 1-item.After/item.Before, float64(ptr.Deref(moed.Spec.Rollout.MinimumGainPercent, defaultGainPercent))/100
-	if best == present || saved < max(least, minSaved) {
-		return verdict(Keep, "with %s the modelled time of a layer changes by %+.1f%%; a change is advised from -%.0f%%", overlapText(best), 100*(item.After/item.Before-1), 100*max(least, minSaved))
-	}
-	if err := supports(adapter, moed, best); err != nil {
-		item.After = 0
-		return verdict(Unsupported, "%v", err)
-	}
-	item.Advised, item.patch = overlapText(best), overlapPatch(present, best)
-	return verdict(Change, "the exchange of a micro-batch overlaps the products of the other one")
+	return item
 }
 
-// minSaved is the minimum relative saving that is advised for a minimum gain of 0, and at which a threshold is set.
-const minSaved = 0.01
-
-// mean returns the mean modelled time over batch sizes, which have equal weights. Engines with thresholds split only
-// steps from the threshold for decoding; steps with prompts are larger.
-func mean(m *schedule.MicroBatches, sizes []int32, ranks int, o semmoev1.OverlapSpec, thresholds *engine.OverlapThresholds) float64 {
-	sum := 0.0
-	for _, size := range sizes {
-		tokens, batches := (int(size)+ranks-1)/ranks, max(1, int(o.MicroBatches))
-		if thresholds != nil && tokens < int(cmp.Or(o.DecodeThresholdTokens, thresholds.Decode)) {
-			batches = 1
-		}
-		sum += m.Time(tokens, batches) / float64(len(sizes))
-	}
-	return sum
-}
-
-// supports returns why the engine does not support overlap settings with the present arguments, or nil.
-func supports(adapter engine.Adapter, moed *semmoev1.MoEDeployment, o semmoev1.OverlapSpec) error {
+// situation describes the engine of a spec, without overlap settings.
+func situation(adapter engine.Adapter, moed *semmoev1.MoEDeployment) engine.Situation {
 	spec := moed.Spec
 	launch := engine.Launch{
 		ModelPath: spec.Model.Path, Ranks: spec.Parallelism.ExpertParallelSize, AttentionDP: spec.Parallelism.Attention == semmoev1.AttentionDataParallel,
-		Nodes: ptr.Deref(spec.Parallelism.PodsPerReplica, 1), Options: spec.Engine.Options, Overlap: o,
+		Nodes: ptr.Deref(spec.Parallelism.PodsPerReplica, 1), Options: spec.Engine.Options, RoutedExperts: adapter.ReportsRoutedExperts() && sampled(moed),
 	}
 	if launch.Nodes == 1 {
 		launch.Nodes = 0
 	}
-	situation := engine.Situation{Launch: launch, UserArgs: spec.Engine.Args, Release: adapter.ImageRelease(spec.Engine.Image)}
+	s := engine.Situation{Launch: launch, UserArgs: spec.Engine.Args, Release: adapter.ImageRelease(spec.Engine.Image)}
 	if serving := moed.Status.Serving; serving != nil && engine.ParseRelease(serving.EngineRelease).Known() {
-		situation.Release = engine.ParseRelease(serving.EngineRelease)
+		s.Release = engine.ParseRelease(serving.EngineRelease)
 	}
 	if moed.Status.Model != nil {
-		situation.Family = moed.Status.Model.Family
+		s.Family = moed.Status.Model.Family
 	}
 	for _, variable := range spec.Engine.Env {
-		situation.UserEnv = append(situation.UserEnv, variable.Name)
+		s.UserEnv = append(s.UserEnv, variable.Name)
 	}
-	if err := adapter.ValidateOverlap(situation); err != nil {
-		return err
+	return s
+}
+
+// sampled reports whether the spec requests the routed experts of requests: from routers, which sample them by default,
+// or for a profile while the engine serves.
+func sampled(moed *semmoev1.MoEDeployment) bool {
+	spec := moed.Spec
+	if p := spec.Profiling; p != nil && p.Dataset != nil && p.Target == semmoev1.ProfilingTargetServing {
+		return true
 	}
-	_, err := adapter.Args(launch, spec.Engine.Args)
-	return err
+	return spec.Routing.Mode != semmoev1.RoutingModeNone && spec.Parallelism.Attention == semmoev1.AttentionDataParallel &&
+		ptr.Deref(spec.Routing.SamplePercent, 1) > 0 && (spec.Profiling != nil || spec.Placement.PlanRef != nil)
 }
 
 // overlapPatch returns a merge patch of the overlap: members that the best value lacks are removed.
@@ -234,6 +191,7 @@ func overlapPatch(present, best semmoev1.OverlapSpec) map[string]any {
 			{"microBatches", present.MicroBatches, best.MicroBatches},
 			{"decodeThresholdTokens", present.DecodeThresholdTokens, best.DecodeThresholdTokens},
 			{"prefillThresholdTokens", present.PrefillThresholdTokens, best.PrefillThresholdTokens},
+			{"communicationSMs", present.CommunicationSMs, best.CommunicationSMs},
 		} {
 			switch {
 			case member.want != member.was && member.want == 0:
@@ -248,18 +206,6 @@ func overlapPatch(present, best semmoev1.OverlapSpec) map[string]any {
 		value = members
 	}
 	return map[string]any{"spec": map[string]any{"engine": map[string]any{"overlap": value}}}
-}
-
-// overlapText describes overlap settings.
-func overlapText(o semmoev1.OverlapSpec) string {
-	if o.MicroBatches == 0 {
-		return "no micro-batches"
-	}
-	text := fmt.Sprintf("%d micro-batches", o.MicroBatches)
-	if o.DecodeThresholdTokens > 0 {
-		text += fmt.Sprintf(" from %d tokens of a rank", o.DecodeThresholdTokens)
-	}
-	return text
 }
 
 // copies reports how the number of copies of experts was chosen.

@@ -13,6 +13,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/kubectl/terminal"
+	"github.com/semmoe/operator/internal/plan/overlap"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/pipeline"
@@ -42,7 +43,7 @@ func input(t *testing.T, change ...func(*Input)) Input {
 	moed.Status.PlanDigest = "bb"
 	moed.Status.Model = &semmoev1.ModelStatus{Family: "deepseek_v2"}
 	moed.Status.BatchTokens = &semmoev1.BatchTokensStatus{Observed: []int32{65536, 131072}}
-	in := Input{Moed: moed, ShortDigest: "bb", Schedule: made, Hardware: machines, SlotsPerRank: 20, BatchTokens: []int32{4096}}
+	in := Input{Moed: moed, ShortDigest: "bb", Model: &overlap.Model{Schedule: made, Hardware: machines, SlotsPerRank: 20}, BatchTokens: []int32{4096}}
 	for _, c := range change {
 		c(&in)
 	}
@@ -72,10 +73,12 @@ func TestOverlap(t *testing.T) {
 		"vLLM, large batches":        {input(t), Change, "overlaps", `{"decodeThresholdTokens":%T,"microBatches":2,"prefillThresholdTokens":%T}`},
 		"vLLM, small batches":        {input(t, sizes(256, 512)), Keep, "changes by +0.0%", ""},
 		"vLLM, as advised":           {input(t, present(semmoev1.OverlapSpec{MicroBatches: 2, DecodeThresholdTokens: threshold(t), PrefillThresholdTokens: threshold(t)})), Keep, "2 micro-batches", ""},
-		"vLLM, slow micro-batches":   {input(t, sizes(512, 1024), present(semmoev1.OverlapSpec{MicroBatches: 2})), Change, "overlaps", ``},
+		"vLLM, slow micro-batches":   {input(t, sizes(512, 1024), present(semmoev1.OverlapSpec{MicroBatches: 2})), Change, "cost more", ``},
 		"vLLM, no backend":           {input(t, args()), Unsupported, "--all2all-backend", ""},
 		"vLLM, flag of the user":     {input(t, args("--all2all-backend", "deepep_high_throughput", "--enable-dbo")), Unsupported, "--enable-dbo", ""},
 		"vLLM, attention TP":         {input(t, func(in *Input) { in.Moed.Spec.Parallelism.Attention = semmoev1.AttentionTensorParallel }), Unsupported, "TensorParallel", ""},
+		"vLLM, V2 runner":            {input(t, func(in *Input) { in.Moed.Spec.Profiling = &semmoev1.ProfilingSpec{} }), Unsupported, "V2 model runner", ""},
+		"chosen by the operator":     {input(t, present(semmoev1.OverlapSpec{Mode: semmoev1.OverlapAuto})), Keep, "status.overlap", ""},
 		"SGLang, large batches":      {input(t, sglang), Change, "overlaps", `{"microBatches":2}`},
 		"SGLang, small batches":      {input(t, sglang, sizes(256)), Keep, "changes by +", ""},
 		"SGLang, slow micro-batches": {input(t, sglang, sizes(256), present(semmoev1.OverlapSpec{MicroBatches: 2, DistributionThresholdPercent: ptr.To[int32](0)})), Change, "", `null`},
@@ -84,7 +87,7 @@ func TestOverlap(t *testing.T) {
 		"SGLang, no backend":      {input(t, sglang, args()), Unsupported, "--moe-a2a-backend", ""},
 		"SGLang, another family":  {input(t, sglang, func(in *Input) { in.Moed.Status.Model.Family = "gpt_oss" }), Unsupported, "gpt_oss", ""},
 		"TensorRT-LLM":            {input(t, func(in *Input) { in.Moed.Spec.Engine = semmoev1.EngineSpec{Type: semmoev1.EngineTensorRTLLM} }), Unsupported, "no flag", ""},
-		"no schedule":             {input(t, func(in *Input) { in.Schedule = nil }), NotModelled, "no schedule", ""},
+		"no schedule":             {input(t, func(in *Input) { in.Model = nil }), NotModelled, "no schedule", ""},
 		"another number of ranks": {input(t, func(in *Input) { in.Moed.Spec.Parallelism.ExpertParallelSize = 4 }), NotModelled, "8 ranks", ""},
 		"no batch size":           {input(t, sizes(), func(in *Input) { in.BatchTokens = nil }), NotModelled, "no batch size", ""},
 		"no reported batch size":  {input(t, sizes(), func(in *Input) { in.BatchTokens = []int32{131072} }), Change, "overlaps", `{"decodeThresholdTokens":%T,"microBatches":2,"prefillThresholdTokens":%T}`},
@@ -124,11 +127,11 @@ func TestOverlap(t *testing.T) {
 func threshold(t *testing.T) int32 {
 	t.Helper()
 	in := input(t)
-	m, err := in.Schedule.MicroBatches(in.Hardware, in.SlotsPerRank, in.Schedule.LAR)
+	m, err := in.Model.Schedule.MicroBatches(in.Model.Hardware, in.Model.SlotsPerRank, in.Model.Schedule.LAR)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return int32(m.Threshold(2, minSaved))
+	return int32(m.Threshold(2, overlap.MinSaved))
 }
 
 // A change that was made is not advised again.

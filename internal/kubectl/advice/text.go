@@ -56,5 +56,5 @@ func (a Advice) basis() string {
 		}
 		text += fmt.Sprintf(", at the batch sizes %s: %s tokens", source, strings.Trim(strings.ReplaceAll(fmt.Sprint(sizes), " ", ", "), "[]"))
 	}
-	return text + ". A layer is dispatch, routed experts and combine. Not modelled: attention, which may overlap exchanges too, and numbers of multiprocessors."
+	return text + ". A layer is dispatch, routed experts and combine. Not modelled: attention, which may overlap exchanges too."
 }

@@ -55,13 +55,19 @@ func (s Stages) Best(maxGroups int) (groups int, time float64) {
 func (s Stages) Share(all, enough, maxGroups int) (communication, groups int, time float64) {
 	time = math.Inf(1)
 	for n := 2; n <= min(enough, all-1); n += 2 {
-		slower, rest := float64(enough)/float64(n), float64(all)/float64(all-n)
-		shared := s
-		shared.Dispatch.Work, shared.Combine.Work = s.Dispatch.Work*slower, s.Combine.Work*slower
-		shared.Experts.Work, shared.Shared = s.Experts.Work*rest, s.Shared*rest
-		if g, t := shared.Best(maxGroups); t < time {
+		if g, t := s.With(n, all, enough).Best(maxGroups); t < time {
 			communication, groups, time = n, g, t
 		}
 	}
 	return communication, groups, time
+}
+
+// With returns the stages with the given number of multiprocessors for communication, and the others for experts. The
+// assumptions are those of Share.
+func (s Stages) With(communication, all, enough int) Stages {
+	slower, rest := float64(enough)/float64(communication), float64(all)/float64(all-communication)
+	shared := s
+	shared.Dispatch.Work, shared.Combine.Work = s.Dispatch.Work*slower, s.Combine.Work*slower
+	shared.Experts.Work, shared.Shared = s.Experts.Work*rest, s.Shared*rest
+	return shared
 }

@@ -503,6 +503,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: observedGeneration
       type:
         scalar: numeric
+    - name: overlap
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.OverlapStatus
     - name: pendingPlan
       type:
         scalar: string
@@ -614,6 +617,8 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: pullPolicy
       type:
         namedType: io.k8s.api.core.v1.PullPolicy
+- name: com.github.semmoe.operator.api.v1alpha1.OverlapMode
+  scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.OverlapSpec
   map:
     fields:
@@ -629,7 +634,40 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: microBatches
       type:
         scalar: numeric
+    - name: mode
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.OverlapMode
     - name: prefillThresholdTokens
+      type:
+        scalar: numeric
+- name: com.github.semmoe.operator.api.v1alpha1.OverlapStatus
+  map:
+    fields:
+    - name: batchTokens
+      type:
+        list:
+          elementType:
+            scalar: numeric
+          elementRelationship: atomic
+    - name: communicationSMs
+      type:
+        scalar: numeric
+    - name: layerNanos
+      type:
+        scalar: numeric
+    - name: message
+      type:
+        scalar: string
+    - name: microBatches
+      type:
+        scalar: numeric
+    - name: reason
+      type:
+        scalar: string
+    - name: thresholdTokens
+      type:
+        scalar: numeric
+    - name: unsplitNanos
       type:
         scalar: numeric
 - name: com.github.semmoe.operator.api.v1alpha1.OwnText

@@ -61,6 +61,8 @@ type MoEDeploymentStatusApplyConfiguration struct {
 	// batchTokens contains the numbers of tokens per step, over all ranks of a replica: the sizes that the plan was
 	// made for, and the sizes that the engines report now. It is absent without plans.
 	BatchTokens *BatchTokensStatusApplyConfiguration `json:"batchTokens,omitempty"`
+	// overlap is the result of spec.engine.overlap with mode Auto. It is absent with mode Manual.
+	Overlap *OverlapStatusApplyConfiguration `json:"overlap,omitempty"`
 	// reshuffle contains the cost of the permuted copies of the checkpoint that the pods of serving.revision use.
 	Reshuffle *ReshuffleStatusApplyConfiguration `json:"reshuffle,omitempty"`
 	// model is the result of the inspection of the checkpoint.
@@ -230,6 +232,14 @@ func (b *MoEDeploymentStatusApplyConfiguration) WithRouting(value *RoutingStatus
 // If called multiple times, the BatchTokens field is set to the value of the last call.
 func (b *MoEDeploymentStatusApplyConfiguration) WithBatchTokens(value *BatchTokensStatusApplyConfiguration) *MoEDeploymentStatusApplyConfiguration {
 	b.BatchTokens = value
+	return b
+}
+
+// WithOverlap sets the Overlap field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Overlap field is set to the value of the last call.
+func (b *MoEDeploymentStatusApplyConfiguration) WithOverlap(value *OverlapStatusApplyConfiguration) *MoEDeploymentStatusApplyConfiguration {
+	b.Overlap = value
 	return b
 }
 

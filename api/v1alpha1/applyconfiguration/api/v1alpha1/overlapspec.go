@@ -4,11 +4,20 @@
 
 package v1alpha1
 
+import (
+	apiv1alpha1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
 // OverlapSpecApplyConfiguration represents a declarative configuration of the OverlapSpec type for use
 // with apply.
 //
 // OverlapSpec configures the overlap of token exchange and computation. A field that is not set adds no flag.
 type OverlapSpecApplyConfiguration struct {
+	// mode is Manual (the other members) or Auto. Default Manual. With Auto the operator chooses microBatches, the
+	// thresholds and communicationSMs by the models of the plan in service, at the batch sizes that the newest plan was
+	// made for, and sets no flag that gains less than rollout.minimumGainPercent. status.overlap contains the result.
+	// Auto needs spec.profiling or spec.placement.planRef.
+	Mode *apiv1alpha1.OverlapMode `json:"mode,omitempty"`
 	// microBatches is the number of micro-batches into which the engine splits the tokens of a step. The engine
 	// exchanges the tokens of one micro-batch while it computes another. SGLang: exactly 2
 	// (--enable-two-batch-overlap). VLLM: 2 (--enable-dbo) or more (--ubatch-size), with attention DataParallel.
@@ -32,6 +41,14 @@ type OverlapSpecApplyConfiguration struct {
 // apply.
 func OverlapSpec() *OverlapSpecApplyConfiguration {
 	return &OverlapSpecApplyConfiguration{}
+}
+
+// WithMode sets the Mode field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Mode field is set to the value of the last call.
+func (b *OverlapSpecApplyConfiguration) WithMode(value apiv1alpha1.OverlapMode) *OverlapSpecApplyConfiguration {
+	b.Mode = &value
+	return b
 }
 
 // WithMicroBatches sets the MicroBatches field in the declarative configuration to the given value

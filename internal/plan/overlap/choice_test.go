@@ -126,3 +126,33 @@ func TestChoiceIsStable(t *testing.T) {
 		}
 	}
 }
+
+// Where exchanges need few multiprocessors, SGLang with DeepEP gets fewer, unless its mode accepts no number.
+func TestMultiprocessors(t *testing.T) {
+	set := 0
+	for lar := 0.5; lar < 1; lar += 0.025 {
+		o := options(t, "SGLang", "0.5.23", "--moe-a2a-backend", "deepep")
+		o.LAR = lar
+		c := Choose(model(t), o)
+		if c.Values.CommunicationSMs == 0 {
+			continue
+		}
+		set++
+		if c.Values.MicroBatches != 2 || c.Values.CommunicationSMs >= 20 || c.Values.CommunicationSMs%2 != 0 {
+			t.Errorf("local %v: %+v", lar, c)
+		}
+		low := options(t, "SGLang", "0.5.23", "--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency")
+		low.LAR = lar
+		if c := Choose(model(t), low); c.Values != (semmoev1.OverlapSpec{MicroBatches: 2}) || !strings.Contains(c.Why, "are not set: spec.engine.overlap.communicationSMs") {
+			t.Errorf("local %v, low latency: %+v", lar, c)
+		}
+		vllm := options(t, "VLLM", "0.32.0", "--all2all-backend", "deepep_high_throughput")
+		vllm.LAR = lar
+		if c := Choose(model(t), vllm); c.Values.CommunicationSMs != 0 {
+			t.Errorf("local %v, vLLM: %+v", lar, c)
+		}
+	}
+	if set == 0 {
+		t.Error("no local activation rate leads to a number of multiprocessors")
+	}
+}

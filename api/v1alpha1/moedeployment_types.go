@@ -420,6 +420,15 @@ type OverlapSpec struct {
 // Chosen reports whether the operator chooses the settings. It is false for nil.
 func (o *OverlapSpec) Chosen() bool { return o != nil && o.Mode == OverlapAuto }
 
+// ForProfile returns the engine of a profile, which has no plan whose models could choose settings.
+func (e *EngineSpec) ForProfile() EngineSpec {
+	profiled := *e
+	if profiled.Overlap.Chosen() {
+		profiled.Overlap = nil
+	}
+	return profiled
+}
+
 // Given returns the settings that the spec contains: none with mode Auto, and for nil.
 func (o *OverlapSpec) Given() OverlapSpec {
 	if o == nil || o.Chosen() {

@@ -204,6 +204,20 @@ func TestOverlapUnsupported(t *testing.T) {
 	}
 }
 
+// Profiles have no plan that could choose settings, and their API refuses mode Auto.
+func TestOverlapOfProfiles(t *testing.T) {
+	moed := moedtest.Deployment(moedtest.OverlapAuto(semmoev1.EngineSGLang), func(m *semmoev1.MoEDeployment) {
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}}
+	})
+	if made := ProfileOf(moed); made.Spec.Engine.Overlap != nil || moed.Spec.Engine.Overlap == nil {
+		t.Errorf("overlap of the profile is %+v", made.Spec.Engine.Overlap)
+	}
+	moed.Spec.Engine.Overlap = &semmoev1.OverlapSpec{MicroBatches: 2}
+	if made := ProfileOf(moed); made.Spec.Engine.Overlap == nil {
+		t.Error("settings of the spec are lost")
+	}
+}
+
 // Manual settings equal to the chosen ones have the same revision: a change of only the mode restarts nothing.
 func TestOverlapModeRestartsNothing(t *testing.T) {
 	c := newOverlap(t, semmoev1.EngineVLLM)

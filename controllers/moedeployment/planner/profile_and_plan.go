@@ -51,7 +51,7 @@ func profileFor(moed *semmoev1.MoEDeployment, modelDigest string) *semmoev1.Affi
 	}
 	name := moed.Name + "-" + ownership.ShortHash(inputs, 8)
 	spec := semmoev1.AffinityProfileSpec{
-		Model: moed.Spec.Model.Mounted(), Engine: profiledBy(moed), Parallelism: placedAs(moed),
+		Model: moed.Spec.Model.Mounted(), Engine: moed.Spec.Engine.ForProfile(), Parallelism: placedAs(moed),
 		Dataset: profiling.Dataset, SamplingSpec: profiling.SamplingSpec, Target: profiling.Target, BackendSpec: profiling.BackendSpec,
 		Template: schedulingOf(moed.Spec.Template),
 	}
@@ -160,15 +160,6 @@ func placedAs(moed *semmoev1.MoEDeployment) semmoev1.ParallelismSpec {
 	parallelism := moed.Spec.Parallelism
 	parallelism.PodsPerReplica = nil
 	return parallelism
-}
-
-// profiledBy returns the engine for profiles, which have no plan that could choose overlap settings.
-func profiledBy(moed *semmoev1.MoEDeployment) semmoev1.EngineSpec {
-	engine := moed.Spec.Engine
-	if engine.Overlap.Chosen() {
-		engine.Overlap = nil
-	}
-	return engine
 }
 
 // plannedShuffle returns the tokenShuffle of plans: empty if requests have ranks, or if tokens are shuffled, which is

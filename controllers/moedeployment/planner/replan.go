@@ -353,7 +353,7 @@ func (p Planning) liveProfile(moed *semmoev1.MoEDeployment, d DriftSignal) *semm
 	return &semmoev1.AffinityProfile{
 		ObjectMeta: metav1.ObjectMeta{Namespace: moed.Namespace, Labels: desired.Labels(moed, semmoev1.ComponentProfile), OwnerReferences: ownership.ControllerReference(moed, "MoEDeployment")},
 		Spec: semmoev1.AffinityProfileSpec{
-			Model: moed.Spec.Model.Mounted(), Engine: profiledBy(moed), Parallelism: placedAs(moed),
+			Model: moed.Spec.Model.Mounted(), Engine: moed.Spec.Engine.ForProfile(), Parallelism: placedAs(moed),
 			SamplingSpec: moed.Spec.Profiling.SamplingSpec, Target: semmoev1.ProfilingTargetLive,
 			DeploymentRef: &semmoev1.DeploymentReference{Name: moed.Name},
 			Live: &semmoev1.LiveSpec{

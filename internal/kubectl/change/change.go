@@ -86,6 +86,8 @@ func Approve(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan, plan 
 		return Change{}, statef("PlacementPlan %s is not solved yet and cannot be approved", plan.Name)
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
 		return Change{}, advisoryError(moed)
+	case overlapWaits(moed, short):
+		return approveOverlap(moed, short), nil
 	case plan.Status.Verdict != semmoev1.VerdictGain:
 		return Change{}, statef("plan %s promises no gain (verdict %s) and is not rolled out even if approved: run kubectl semmoe explain %s", short, plan.Status.Verdict, plan.Name)
 	}
@@ -119,6 +121,21 @@ func approveChange(moed *semmoev1.MoEDeployment, revision string) Change {
 	c := Change{Kind: deploymentKind, Name: moed.Name, Done: "approved for revision " + revision + pausedNote(moed)}
 	if moed.Annotations[semmoev1.AnnotationApprove] != revision {
 		c.Patch = nested(revision, "metadata", "annotations", semmoev1.AnnotationApprove)
+	}
+	return c
+}
+
+// overlapWaits reports whether overlap settings for the batch sizes of a plan wait for approval. The plan may gain nothing.
+func overlapWaits(moed *semmoev1.MoEDeployment, short string) bool {
+	overlap := moed.Status.Overlap
+	return overlap != nil && moed.Status.PendingPlan == short && (overlap.Reason == "AwaitingApproval" || overlap.Reason == "RolloutInterruptsService")
+}
+
+// approveOverlap approves overlap settings for the plan in service.
+func approveOverlap(moed *semmoev1.MoEDeployment, short string) Change {
+	c := Change{Kind: deploymentKind, Name: moed.Name, Done: "approved for overlap settings at the batch sizes of plan " + short + pausedNote(moed)}
+	if moed.Annotations[semmoev1.AnnotationApprove] != short {
+		c.Patch = nested(short, "metadata", "annotations", semmoev1.AnnotationApprove)
 	}
 	return c
 }
@@ -241,7 +258,7 @@ func pendingPlan(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan) (
 		wanted := slices.Contains(approvalReasons, rolledOut.Reason) && (candidate || moed.Status.Rollout == nil && plan.Name == moed.Status.Plan)
 		// Pending tables are reported in the message, next to the layout in service. They are no candidate layout.
 		tables := plan.Status.Tier == semmoev1.TierTables && strings.Contains(rolledOut.Message, "AwaitingApproval") && strings.Contains(rolledOut.Message, "="+short)
-		if wanted && plan.Status.Tier != semmoev1.TierTables || tables {
+		if wanted && plan.Status.Tier != semmoev1.TierTables || tables || overlapWaits(moed, short) {
 			return plan, nil
 		}
 	}

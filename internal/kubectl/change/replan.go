@@ -98,7 +98,7 @@ func Replan(moed *semmoev1.MoEDeployment, serving InService, since, now time.Tim
 	parallelism := moed.Spec.Parallelism
 	parallelism.PodsPerReplica = nil // a profile does not depend on the number of pods
 	profile := &semmoev1.AffinityProfile{ObjectMeta: owned, Spec: semmoev1.AffinityProfileSpec{
-		Model: moed.Spec.Model.Mounted(), Engine: moed.Spec.Engine, Parallelism: parallelism, SamplingSpec: profiling.SamplingSpec,
+		Model: moed.Spec.Model.Mounted(), Engine: moed.Spec.Engine.ForProfile(), Parallelism: parallelism, SamplingSpec: profiling.SamplingSpec,
 		Target: semmoev1.ProfilingTargetLive, DeploymentRef: &semmoev1.DeploymentReference{Name: moed.Name},
 		Live: &semmoev1.LiveSpec{Samples: profiling.LiveSamples, Since: ptr.To(metav1.NewTime(since.Truncate(time.Second))), PriorProfileRef: prior},
 	}}

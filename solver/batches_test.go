@@ -142,7 +142,7 @@ func (c *countdown) Err() error {
 
 // A solve that is cancelled in any phase returns the context's error, and one with any time budget a valid placement.
 func TestSolveEnds(t *testing.T) {
-	tr := openTiny(t)
+	tr := someLayers(openTiny(t))
 	parts := tier.Choose(2, 4, 8) // of the checks of a whole solve, and of half its time
 	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
 		o := Options{Ranks: 8, Attention: attention, Algorithm: placement.Auto, Objective: placement.Time, Forecast: Table, TrainPercent: 80, Seed: 1}

@@ -3,6 +3,7 @@
 package solver
 
 import (
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -30,7 +31,7 @@ func TestRedundantExpertsFromMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("figures are checked without -short")
 	}
-	tr := openWide(t)
+	tr := someLayers(openWide(t))
 	layers := int64(len(tr.Model.Layers))
 	for name, c := range map[string]struct {
 		attention   placement.Attention
@@ -41,7 +42,7 @@ func TestRedundantExpertsFromMemory(t *testing.T) {
 		chosen      []int // acceptable choices
 		says        string
 	}{
-		"room for nothing":       {placement.DataParallel, layers*expertBytes - 1, 65536, "", []int{0}, []int{0}, "36.0 MiB per rank are too small for one expert in each of the 4 layers, 36.0 MiB"},
+		"room for nothing":       {placement.DataParallel, layers*expertBytes - 1, 65536, "", []int{0}, []int{0}, fmt.Sprintf("%[1]s per rank are too small for one expert in each of the %[2]d layers, %[1]s", BytesText(layers*expertBytes), layers)},
 		"room for all":           {placement.DataParallel, 1 << 40, 65536, "", []int{0, 1, 2, 4, 8, 16, 28}, []int{16, 28}, "28 copies per rank and layer"},
 		"room for some":          {placement.DataParallel, 5*layers*expertBytes + 1, 65536, "", []int{0, 1, 2, 4, 5}, []int{2, 4, 5}, "of at most 5 copies per rank and layer"},
 		"small batches":          {placement.DataParallel, 4 * layers * expertBytes, 16, "", []int{0, 1, 2, 4}, []int{0}, "up to 4 per rank and layer save too little"},

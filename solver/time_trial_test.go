@@ -10,6 +10,7 @@ import (
 
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
+	"github.com/semmoe/operator/test/tier"
 )
 
 func openTiny(t *testing.T) *trace.Trace {
@@ -19,6 +20,17 @@ func openTiny(t *testing.T) *trace.Trace {
 		t.Fatal(err)
 	}
 	return recorded
+}
+
+// someLayers returns a trace with half of its layers in the commit tier. The time of a solve is proportional to the
+// number of layers. Fewer requests would not shorten it: small profiles are searched longer.
+func someLayers(tr *trace.Trace) *trace.Trace {
+	n := len(tr.Model.Layers)
+	layers := make([]int, tier.Choose(n/2, n, n))
+	for i := range layers {
+		layers[i] = i
+	}
+	return tr.WithLayers(layers)
 }
 
 // Locality saves time in both attention modes.

@@ -115,6 +115,7 @@ func safetensors(length uint64, header string) string {
 // more data, or their content needs more memory than its size.
 func TestSmallInputsNeedLittleMemory(t *testing.T) {
 	from, _ := samplePlan(t, "dp")
+	recorded := partOfSample(t, samplePart)
 	repeat := func(begin, part string, bytes int, end string) string {
 		return begin + strings.Repeat(part, bytes/len(part)) + end
 	}
@@ -149,8 +150,8 @@ func TestSmallInputsNeedLittleMemory(t *testing.T) {
 	} {
 		dir := craftPlan(t, from, test.files, test.change)
 		for command, args := range map[string][]string{
-			"eval":  {"eval", "--plan", dir, "--trace", clitest.SampleTrace},
-			"solve": {"solve", "--current", dir, "--trace", clitest.SampleTrace, "--ep", "4", "--attention", "dp", "--out", filepath.Join(t.TempDir(), "plan")},
+			"eval":  {"eval", "--plan", dir, "--trace", recorded},
+			"solve": {"solve", "--current", dir, "--trace", recorded, "--ep", "4", "--attention", "dp", "--out", filepath.Join(t.TempDir(), "plan")},
 		} {
 			t.Run(name+"/"+command, func(t *testing.T) { clitest.RunInLittleMemory(t, test.refusal, args...) })
 		}
@@ -168,7 +169,7 @@ func TestSmallInputsNeedLittleMemory(t *testing.T) {
 		"long profile":            {"p.json", strings.Repeat(" ", megabytes), "at most 1048576 bytes are read"},
 	} {
 		path := clitest.WriteFile(t, test.file, test.content)
-		args := []string{"solve", "--trace", clitest.SampleTrace, "--ep", "4", "--attention", "tp", "--out", filepath.Join(t.TempDir(), "plan")}
+		args := []string{"solve", "--trace", recorded, "--ep", "4", "--attention", "tp", "--out", filepath.Join(t.TempDir(), "plan")}
 		switch test.file {
 		case "m.npy":
 			args = append(args, "--embeddings", path)

@@ -19,7 +19,8 @@ import (
 // report shows the schedule.
 func TestPlansHaveSchedules(t *testing.T) {
 	machines := clitest.WriteFile(t, "mine.json", measuredProfile(t))
-	dir, report := solved(t, "dp", "--algorithm", "round-robin")
+	path := partOfSample(t, 1)
+	dir, report := solved(t, "dp", "--trace", path, "--algorithm", "round-robin")
 	solvedPlan, _, err := plan.Read(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -29,7 +30,7 @@ func TestPlansHaveSchedules(t *testing.T) {
 		t.Fatalf("the schedule is %+v", s)
 	}
 	again := filepath.Join(t.TempDir(), "again")
-	code, choice, message := clitest.RunJSON(t, newReplanCommand(), "--trace", clitest.SampleTrace, "--current", dir, "--out", again, "--hardware", machines, "--minimum-gain-percent", "0", "--target-lar", ".01",
+	code, choice, message := clitest.RunJSON(t, newReplanCommand(), "--trace", path, "--current", dir, "--out", again, "--hardware", machines, "--minimum-gain-percent", "0", "--target-lar", ".01",
 		"--batch-tokens", "65536")
 	if code != 0 || choice["plan_digest"] == nil {
 		t.Fatalf("exit code %d: %s, %v", code, message, choice)
@@ -46,12 +47,12 @@ func TestPlansHaveSchedules(t *testing.T) {
 		t.Errorf("the plans are for %+v and %+v", solvedPlan.Hardware, made.Hardware)
 	}
 	for want, args := range map[string][]string{"mine": nil, "h200-nvlink": {"--hardware", "h200-nvlink"}} {
-		code, score, message := clitest.RunJSON(t, newEvalCommand(), append([]string{"--trace", clitest.SampleTrace, "--plan", again, "--orders", "1"}, args...)...)
+		code, score, message := clitest.RunJSON(t, newEvalCommand(), append([]string{"--trace", path, "--plan", again, "--orders", "1"}, args...)...)
 		if code != 0 || score["hardware"] != want {
 			t.Errorf("eval %v: exit code %d, %q, by %v", args, code, message, score["hardware"])
 		}
 	}
-	if code, choice, message := clitest.RunJSON(t, newReplanCommand(), "--trace", clitest.SampleTrace, "--current", again, "--out", filepath.Join(t.TempDir(), "next")); code != 0 || choice["hardware"] != "mine" {
+	if code, choice, message := clitest.RunJSON(t, newReplanCommand(), "--trace", path, "--current", again, "--out", filepath.Join(t.TempDir(), "next")); code != 0 || choice["hardware"] != "mine" {
 		t.Errorf("replan: exit code %d, %q, by %v", code, message, choice["hardware"])
 	}
 	page := filepath.Join(t.TempDir(), "page.html")
@@ -62,7 +63,7 @@ func TestPlansHaveSchedules(t *testing.T) {
 		t.Errorf("the page does not show the schedule, error %v", err)
 	}
 	for _, args := range [][]string{
-		{"--trace", clitest.SampleTrace, "--ep", "4", "--attention", "dp", "--out", again}, {"--trace", clitest.SampleTrace, "--current", dir, "--out", again},
+		{"--trace", path, "--ep", "4", "--attention", "dp", "--out", again}, {"--trace", path, "--current", dir, "--out", again},
 	} {
 		command := newSolveCommand()
 		if len(args) == 6 {

@@ -3,7 +3,9 @@
 package placementplan
 
 import (
+	"bytes"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +14,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/solver/trace"
 )
 
 const tinyModel = "../../internal/refengine/testdata/tiny-qwen3moe"
@@ -29,9 +32,18 @@ func TestPlansUseEmbeddings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	recorded, err := trace.Read(bytes.NewReader(traceFile(t)), 1<<30)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A quarter of the requests is too few for a drift test, whose calibration would take most of the time.
+	var few bytes.Buffer
+	if err := trace.Write(&few, recorded.Subset(slices.DeleteFunc(recorded.AllRequests(), func(r int) bool { return r%4 > 0 }))); err != nil {
+		t.Fatal(err)
+	}
 	plans := map[string]*semmoev1.PlacementPlan{}
 	for name, content := range map[string][]byte{"near": vectors, "plain": nil, "damaged": vectors[:len(vectors)/2], "other": []byte(strings.Replace(string(vectors), "(4096, 128)", "(8192, 64) ", 1))} {
-		files := map[string][]byte{profile.TraceFile: traceFile(t), profile.CountsFile: []byte("counts")}
+		files := map[string][]byte{profile.TraceFile: few.Bytes(), profile.CountsFile: []byte("counts")}
 		if content != nil {
 			files[profile.EmbeddingsFile] = content
 		}

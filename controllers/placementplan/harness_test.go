@@ -3,11 +3,13 @@
 package placementplan
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -31,6 +33,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/artifact/storetest"
 	"github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/test/faults"
 	"github.com/semmoe/operator/test/tier"
 )
@@ -310,9 +313,21 @@ func (w *world) patchStatus(p *semmoev1.PlacementPlan, kind types.PatchType, pat
 	}
 }
 
+// twoLayers returns the file of the recorded trace with two of its four layers. The time of a solve is proportional to
+// the number of layers.
+var twoLayers = sync.OnceValues(func() ([]byte, error) {
+	whole, err := trace.Open(context.Background(), tinyTrace)
+	if err != nil {
+		return nil, err
+	}
+	var file bytes.Buffer
+	err = trace.Write(&file, whole.WithLayers([]int{0, 1}))
+	return file.Bytes(), err
+})
+
 func traceFile(t *testing.T) []byte {
 	t.Helper()
-	content, err := os.ReadFile(tinyTrace)
+	content, err := twoLayers()
 	if err != nil {
 		t.Fatal(err)
 	}

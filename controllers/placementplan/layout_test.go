@@ -3,6 +3,7 @@
 package placementplan
 
 import (
+	"bytes"
 	"fmt"
 	"testing"
 
@@ -112,7 +113,7 @@ func TestRedundantExpertsFromMemory(t *testing.T) {
 			p.Spec.RedundantExperts, p.Spec.RedundantMemoryBytes = ptr.To(intstr.FromString("Auto")), ptr.To(resource.MustParse(memory))
 		})
 	}
-	const expertBytes, layers = 3 * 128 * 64 * 4, 4
+	const expertBytes, layers = 3 * 128 * 64 * 4, 2
 	done, found := w.solved(auto("auto", fmt.Sprint(8*layers*expertBytes)))
 	slots := found.Placement.SlotsPerRank - 32/4
 	if slots < 1 || slots > 8 || done.Status.RedundantExperts != int32(4*slots) || done.Status.Verdict != semmoev1.VerdictGain {
@@ -137,7 +138,7 @@ func TestRedundantExpertsFromMemory(t *testing.T) {
 	if none.Status.RedundantExperts != 0 || found.Placement.Redundant() {
 		t.Errorf("without memory for a copy the plan has %d copies, status %+v", found.Placement.SlotsPerRank-32/4, none.Status)
 	}
-	w.wait(none, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", "no copies: 0.4 MiB per rank are too small for one expert in each of the 4 layers")
+	w.wait(none, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", "no copies: 0.2 MiB per rank are too small for one expert in each of the 2 layers")
 }
 
 // TestDriftTestKeepsTheLoadLimit checks that the drift test is calibrated for routers with the token load limit of the
@@ -153,7 +154,7 @@ func TestDriftTestKeepsTheLoadLimit(t *testing.T) {
 		p.Spec.TokenLoadLimitPercent = ptr.To[int32](105)
 		p.Spec.Solver.TrainPercent = 20 // leaves enough requests for a drift test
 	}), semmoev1.ConditionProgressing, metav1.ConditionFalse, "Complete"))
-	recorded, err := trace.Open(t.Context(), tinyTrace)
+	recorded, err := trace.Read(bytes.NewReader(traceFile(t)), 1<<30)
 	if err != nil {
 		t.Fatal(err)
 	}

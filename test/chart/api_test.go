@@ -114,10 +114,10 @@ func (a *apiServer) kubectl(stdin string, args ...string) (string, error) {
 	return programs.Run(path, []string{"KUBECONFIG=" + a.kubeconfig}, stdin, args...)
 }
 
-// helm runs a Helm command on the release.
+// helm runs a Helm command on the release, without the rate limit of its client.
 func (a *apiServer) helm(t *testing.T, values, command string, args ...string) string {
 	t.Helper()
-	output, err := helm(t, []string{"KUBECONFIG=" + a.kubeconfig}, values, append([]string{command, release, "--namespace", namespace}, args...)...)
+	output, err := helm(t, []string{"KUBECONFIG=" + a.kubeconfig}, values, append([]string{command, release, "--namespace", namespace, "--qps", "1000", "--burst-limit", "1000"}, args...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,7 +183,7 @@ func withoutForeign(t *testing.T, manifest string) string {
 // enforces no standard would pass TestManifestsApply.
 func TestPodSecurityIsEnforced(t *testing.T) {
 	a := startedAPI(t)
-	for _, u := range render(t, "{}", "--set", "crds.enabled=false") {
+	for _, u := range render(t, "{}", withoutCRDs...) {
 		pod := podOf(t, u)
 		if pod == nil {
 			continue
@@ -209,7 +209,7 @@ func TestOpenShift(t *testing.T) {
 	})
 	for name, values := range valueSets(t) {
 		pods := 0
-		for _, u := range render(t, values, "--api-versions", "security.openshift.io/v1") {
+		for _, u := range render(t, values, append(slices.Clone(withoutCRDs), "--api-versions", "security.openshift.io/v1")...) {
 			if pod := podOf(t, u); pod != nil {
 				pods++
 				if err := a.Create(t.Context(), pod, client.DryRunAll); err != nil {
@@ -221,7 +221,7 @@ func TestOpenShift(t *testing.T) {
 			t.Errorf("%s renders no pod", name)
 		}
 	}
-	for _, u := range render(t, "{}") { // for another cluster
+	for _, u := range render(t, "{}", withoutCRDs...) { // for another cluster
 		if pod := podOf(t, u); pod != nil {
 			err := a.Create(t.Context(), pod, client.DryRunAll)
 			if rejected, want := openshift.Rejected(err), u.GetName() == "semmoe-store"; rejected != want {
@@ -306,7 +306,7 @@ func TestHelmAdoptsObjects(t *testing.T) {
 	if err := a.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "semmoe-manager"}, deployment); err != nil {
 		t.Fatal(err)
 	}
-	want := managerArguments(t, render(t, narrow, "--set", "crds.enabled=false"))
+	want := managerArguments(t, render(t, narrow, withoutCRDs...))
 	if diff := cmp.Diff(want, deployment.Spec.Template.Spec.Containers[0].Args); diff != "" {
 		t.Errorf("arguments after the upgrade (-rendered +found):\n%s", diff)
 	}

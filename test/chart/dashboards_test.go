@@ -19,7 +19,7 @@ func TestDashboard(t *testing.T) {
 		t.Fatal(err)
 	}
 	found := 0
-	for _, u := range render(t, `{dashboards: {enabled: true, labels: {grafana_dashboard: "1", team: a}, annotations: {grafana_folder: Inference}}}`) {
+	for _, u := range render(t, `{dashboards: {enabled: true, labels: {grafana_dashboard: "1", team: a}, annotations: {grafana_folder: Inference}}}`, withoutCRDs...) {
 		if u.GetName() != "semmoe-dashboard" {
 			continue
 		}
@@ -39,7 +39,7 @@ func TestDashboard(t *testing.T) {
 	}
 	// The Grafana operator reads the same ConfigMap, which has no label for a sidecar.
 	found = 0
-	for _, u := range render(t, `{dashboards: {grafanaOperator: {enabled: true, folder: Inference}}}`) {
+	for _, u := range render(t, `{dashboards: {grafanaOperator: {enabled: true, folder: Inference}}}`, withoutCRDs...) {
 		if u.GetKind() == "GrafanaDashboard" {
 			found++
 			spec := map[string]any{
@@ -60,7 +60,7 @@ func TestDashboard(t *testing.T) {
 	if found != 2 {
 		t.Errorf("found %d objects for the Grafana operator, want 2", found)
 	}
-	for _, u := range render(t, "{}") {
+	for _, u := range render(t, "{}", withoutCRDs...) {
 		if u.GetName() == "semmoe-dashboard" {
 			t.Error("a dashboard is rendered without dashboards.enabled")
 		}

@@ -39,10 +39,28 @@ func helm(t *testing.T, env []string, values string, args ...string) (string, er
 	return programs.Run(path, env, values, args...)
 }
 
+// withoutCRDs are the arguments to render the chart without CRDs, which take most of the time.
+var withoutCRDs = []string{"--set", "crds.enabled=false"}
+
+// manifests contains the rendered manifests by values and arguments, and parsed the documents of each manifest: several
+// tests check the same ones.
+var (
+	manifests = map[string]string{}
+	parsed    = map[string][]*unstructured.Unstructured{}
+)
+
 // template renders the chart.
 func template(t *testing.T, values string, args ...string) (string, error) {
 	t.Helper()
-	return helm(t, nil, values, append([]string{"template", "semmoe", directory, "--namespace", namespace}, args...)...)
+	inputs := strings.Join(append([]string{values}, args...), "\x00")
+	if manifest, ok := manifests[inputs]; ok {
+		return manifest, nil
+	}
+	manifest, err := helm(t, nil, values, append([]string{"template", "semmoe", directory, "--namespace", namespace}, args...)...)
+	if err == nil {
+		manifests[inputs] = manifest
+	}
+	return manifest, err
 }
 
 // render renders the chart with valid values.
@@ -58,11 +76,12 @@ func render(t *testing.T, values string, args ...string) []*unstructured.Unstruc
 // objects returns the documents of a manifest.
 func objects(t *testing.T, manifest string) []*unstructured.Unstructured {
 	t.Helper()
-	var all []*unstructured.Unstructured
-	for documents := utilyaml.NewYAMLOrJSONDecoder(strings.NewReader(manifest), 4096); ; {
+	all, ok := parsed[manifest]
+	for documents := utilyaml.NewYAMLOrJSONDecoder(strings.NewReader(manifest), 4096); !ok; {
 		u := &unstructured.Unstructured{}
 		if err := documents.Decode(u); errors.Is(err, io.EOF) {
-			return all
+			parsed[manifest] = all
+			break
 		} else if err != nil {
 			t.Fatal(err)
 		}
@@ -70,6 +89,11 @@ func objects(t *testing.T, manifest string) []*unstructured.Unstructured {
 			all = append(all, u)
 		}
 	}
+	copies := make([]*unstructured.Unstructured, len(all))
+	for i, u := range all {
+		copies[i] = u.DeepCopy()
+	}
+	return copies
 }
 
 // key returns a unique name of an object in a cluster.

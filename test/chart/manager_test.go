@@ -44,7 +44,7 @@ func TestManagerOfOneNamespace(t *testing.T) {
 	a.install(t, values)
 	t.Cleanup(func() { a.helm(t, "", "uninstall") })
 	metrics := freeAddress(t)
-	manager := a.startManager(t, render(t, values, "--set", "crds.enabled=false"), metrics)
+	manager := a.startManager(t, render(t, values, withoutCRDs...), metrics)
 
 	theirs := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "m"}, Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{}}}
 	if err := a.Create(t.Context(), theirs); err != nil {

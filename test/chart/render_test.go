@@ -134,7 +134,7 @@ networkPolicies: {enabled: true}
 	for _, persistence := range []string{"storageClassName", "existingClaim"} {
 		rendered := func(name string) string {
 			values := strings.NewReplacer("NAME", strconv.Quote(name), "PERSISTENCE", persistence).Replace(everything)
-			text, err := json.Marshal(render(t, values, "--namespace", name, "--set", "crds.enabled=false"))
+			text, err := json.Marshal(render(t, values, append(slices.Clone(withoutCRDs), "--namespace", name)...))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -207,7 +207,7 @@ webhooks: {certManager: true}
 		return s
 	}
 	plain := map[string]any{}
-	for _, u := range render(t, "{monitoring: {enabled: true}}") {
+	for _, u := range render(t, "{monitoring: {enabled: true}}", withoutCRDs...) {
 		plain[key(u)] = selectors(u)
 	}
 	for _, u := range render(t, values) {
@@ -241,9 +241,9 @@ func TestMonitorsAreDetected(t *testing.T) {
 	}{
 		{"{}", true, 4}, {"{}", false, 0}, {"{monitoring: {enabled: true}}", false, 4}, {"{monitoring: {enabled: false}}", true, 0},
 	} {
-		var args []string
+		args := slices.Clone(withoutCRDs)
 		if tc.has {
-			args = []string{"--api-versions", api}
+			args = append(args, "--api-versions", api)
 		}
 		found := 0
 		for _, u := range render(t, tc.values, args...) {
@@ -261,7 +261,7 @@ func TestMonitorsAreDetected(t *testing.T) {
 func TestAlertSettings(t *testing.T) {
 	all := func(values string) map[string][]map[string]any {
 		rules := map[string][]map[string]any{}
-		for _, u := range render(t, values) {
+		for _, u := range render(t, values, withoutCRDs...) {
 			if u.GetKind() != "PrometheusRule" {
 				continue
 			}
@@ -338,7 +338,7 @@ func TestRunbookURL(t *testing.T) {
 		"{monitoring: {enabled: true, runbookURL: \"https://wiki.example.com/semmoe/\"}, dashboards: {enabled: true}}": "https://wiki.example.com/semmoe/SemMoE",
 	} {
 		links := 0
-		for _, u := range render(t, values) {
+		for _, u := range render(t, values, withoutCRDs...) {
 			text, err := yaml.Marshal(u.Object)
 			if err != nil {
 				t.Fatal(err)
@@ -511,7 +511,7 @@ func TestValuesAreValidated(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			_, err := template(t, tc.values, "--set", "crds.enabled=false") // CRDs take most of the time
+			_, err := template(t, tc.values, withoutCRDs...)
 			if len(tc.message) == 0 {
 				if err != nil {
 					t.Errorf("valid values are refused: %v", err)
@@ -545,7 +545,7 @@ func TestImage(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			images := map[string]int{}
-			for _, u := range render(t, tc.values, "--set", "crds.enabled=false") {
+			for _, u := range render(t, tc.values, withoutCRDs...) {
 				text, err := json.Marshal(u.Object)
 				if err != nil {
 					t.Fatal(err)
@@ -568,7 +568,7 @@ func TestImage(t *testing.T) {
 // creates.
 func TestPullPolicy(t *testing.T) {
 	for _, policy := range []string{"", "Never"} {
-		for _, u := range render(t, `{image: {pullPolicy: "`+policy+`"}}`, "--set", "crds.enabled=false") {
+		for _, u := range render(t, `{image: {pullPolicy: "`+policy+`"}}`, withoutCRDs...) {
 			for _, container := range containers(u) {
 				if given, _ := container["imagePullPolicy"].(string); given != policy {
 					t.Errorf("%s has pull policy %q, want %q", key(u), given, policy)
@@ -577,7 +577,7 @@ func TestPullPolicy(t *testing.T) {
 		}
 	}
 	for values, want := range map[string]bool{`{}`: false, `{image: {pullPolicy: Never}}`: true} {
-		if got := slices.Contains(managerArguments(t, render(t, values, "--set", "crds.enabled=false")), "--image-pull-policy=Never"); got != want {
+		if got := slices.Contains(managerArguments(t, render(t, values, withoutCRDs...)), "--image-pull-policy=Never"); got != want {
 			t.Errorf("%s: pull policy arguments of managers = %v", values, got)
 		}
 	}
@@ -589,7 +589,7 @@ func TestAuthorities(t *testing.T) {
 	for name, values := range map[string]string{
 		"a volume": "{}", "a bucket": "{store: {url: \"s3://bucket\"}}", "cert-manager": "{webhooks: {certManager: true}}", "no store": "{store: {enabled: false}}",
 	} {
-		for _, u := range render(t, values, "--set", "caBundle=cluster-authorities", "--set", "crds.enabled=false") {
+		for _, u := range render(t, values, append(slices.Clone(withoutCRDs), "--set", "caBundle=cluster-authorities")...) {
 			pod := podOf(t, u)
 			if pod == nil {
 				continue

@@ -126,7 +126,9 @@ func send(ctx context.Context, route http.RoundTripper, q Query) (model.Value, p
 	if err != nil {
 		return nil, nil, &Error{Reason: NotAllowed, Message: notAllowed, Cause: err}
 	}
-	return prometheus.NewAPI(server).QueryRange(ctx, q.Expression, prometheus.Range{Start: q.Start, End: q.End, Step: q.Step})
+	// Infos are remarks on the expression. They do not question the values.
+	value, warnings, _, err := prometheus.NewAPI(server).QueryRange(ctx, q.Expression, prometheus.Range{Start: q.Start, End: q.End, Step: q.Step})
+	return value, warnings, err
 }
 
 // transport adds the token to requests and limits the size of responses.

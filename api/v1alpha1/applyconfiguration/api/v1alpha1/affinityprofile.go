@@ -20,7 +20,7 @@ import (
 // artifact store under the digest of its inputs. Identical inputs are profiled once: a second profile reuses the stored
 // result.
 type AffinityProfileApplyConfiguration struct {
-	v1.TypeMetaApplyConfiguration `json:",inline"`
+	v1.TypeMetaApplyConfiguration `json:""`
 	// metadata is the standard object metadata.
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
 	// spec is the desired profile. It is immutable: create another AffinityProfile instead.

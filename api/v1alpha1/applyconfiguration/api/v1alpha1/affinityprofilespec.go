@@ -29,12 +29,12 @@ type AffinityProfileSpecApplyConfiguration struct {
 	// Sequences it also waits for spec.requests requests, or 100 if spec.requests is larger. The fields tokens and
 	// requests then bound the number that is taken, evenly from oldest to newest, and longer requests are truncated to
 	// requestTokens.
-	SamplingSpecApplyConfiguration `json:",inline"`
+	SamplingSpecApplyConfiguration `json:""`
 	// target is where the requests are computed: Serving (by the running MoEDeployment), Dedicated (by an engine that
 	// the profiling Job starts) or Live (no requests are sent: the profile is made from the samples of the request
 	// routers). Default Serving.
 	Target                        *apiv1alpha1.ProfilingTarget `json:"target,omitempty"`
-	BackendSpecApplyConfiguration `json:",inline"`
+	BackendSpecApplyConfiguration `json:""`
 	// deploymentRef is the MoEDeployment, in the same namespace, that computes the requests with target Serving, and
 	// whose request routers provide the samples with target Live. It is required with these targets.
 	DeploymentRef *DeploymentReferenceApplyConfiguration `json:"deploymentRef,omitempty"`

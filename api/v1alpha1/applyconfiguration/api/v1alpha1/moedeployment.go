@@ -18,7 +18,7 @@ import (
 //
 // MoEDeployment serves one Mixture-of-Experts model with expert parallelism.
 type MoEDeploymentApplyConfiguration struct {
-	v1.TypeMetaApplyConfiguration `json:",inline"`
+	v1.TypeMetaApplyConfiguration `json:""`
 	// metadata is the standard object metadata. The name has at most 40 characters, or 36 where
 	// spec.parallelism.podsPerReplica is above 1. The names of pods and workloads are derived from the name.
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`

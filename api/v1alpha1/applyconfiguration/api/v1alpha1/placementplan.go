@@ -20,7 +20,7 @@ import (
 // choose ranks. It is published as a ConfigMap and in the artifact store. A plan can be used without a MoEDeployment:
 // mount its ConfigMap in any workload.
 type PlacementPlanApplyConfiguration struct {
-	v1.TypeMetaApplyConfiguration `json:",inline"`
+	v1.TypeMetaApplyConfiguration `json:""`
 	// metadata is the standard object metadata.
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
 	// spec is the problem to solve. It is immutable: create another PlacementPlan instead.

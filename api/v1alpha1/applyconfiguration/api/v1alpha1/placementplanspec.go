@@ -34,7 +34,7 @@ type PlacementPlanSpecApplyConfiguration struct {
 	// under any plan, so the plan minimizes the number of ranks that hold the experts of a token. It requires attention
 	// TensorParallel.
 	TokenShuffle                 *apiv1alpha1.TokenShuffle `json:"tokenShuffle,omitempty"`
-	LayoutSpecApplyConfiguration `json:",inline"`
+	LayoutSpecApplyConfiguration `json:""`
 	// ranksPerNode is the number of ranks that share a node. It is required with the objectives NodeDedup and
 	// Hierarchical, and not allowed with others.
 	RanksPerNode *int32 `json:"ranksPerNode,omitempty"`

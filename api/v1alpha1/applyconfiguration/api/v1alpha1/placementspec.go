@@ -30,7 +30,7 @@ type PlacementSpecApplyConfiguration struct {
 	// cache is the volume for copies of the checkpoint with ReshuffledWeights. Without cache each pod makes a copy in
 	// an emptyDir, and requests ephemeral storage of the size of the checkpoint.
 	Cache                        *CacheSpecApplyConfiguration `json:"cache,omitempty"`
-	LayoutSpecApplyConfiguration `json:",inline"`
+	LayoutSpecApplyConfiguration `json:""`
 	// hardware is the hardware profile of the serving machines. The modelled time of an MoE layer depends on it:
 	// whether a new plan pays, how request routers weigh locality, and the times in reports. A different profile, or a
 	// change of its content, results in a new plan. Default: the built-in profile h200-nvlink.

@@ -19,12 +19,12 @@ type ProfilingSpecApplyConfiguration struct {
 	Dataset *DatasetSpecApplyConfiguration `json:"dataset,omitempty"`
 	// profileRef is an existing AffinityProfile of the same model, in the same namespace, to use instead of a data set.
 	ProfileRef                     *ProfileReferenceApplyConfiguration `json:"profileRef,omitempty"`
-	SamplingSpecApplyConfiguration `json:",inline"`
+	SamplingSpecApplyConfiguration `json:""`
 	// target is Serving or Dedicated. Default Serving. With Serving the running deployment computes the requests of the
 	// data set in addition to its other traffic. With Dedicated a Job starts a separate engine in a pod like the
 	// serving pods, and needs its devices for the duration of the profile.
 	Target                        *apiv1alpha1.ProfilingTarget `json:"target,omitempty"`
-	BackendSpecApplyConfiguration `json:",inline"`
+	BackendSpecApplyConfiguration `json:""`
 	// template is merged over the pod template of the profiling Job, like spec.template of an AffinityProfile: node
 	// selector, tolerations, and resources of the containers "profile" and, with target Dedicated, "engine". If
 	// template is set, the Job ignores spec.template of the MoEDeployment. Without it the Job takes the scheduling

@@ -105,8 +105,9 @@ func profilingJobsMade(journal *faults.Journal) int {
 
 // runUnderHazard runs a story under a hazard and compares the outcome with that of the clean run. The end state is
 // equal, each object was created and deleted equally often, no profiling Job ran twice, no other problem was reported,
-// and the number of writes is bounded. It returns the number of managers that had a successor.
-func runUnderHazard(t *testing.T, s story, h hazard) (crashes int) {
+// and the number of writes is bounded. It returns the number of managers that had a successor, and of the writes of all
+// managers.
+func runUnderHazard(t *testing.T, s story, h hazard) (crashes, writes int) {
 	clean := cleanRun(t, s)
 	namespace := newNamespace(t)
 	journal := recordJournal(t, namespace)
@@ -137,7 +138,7 @@ func runUnderHazard(t *testing.T, s story, h hazard) (crashes int) {
 		return same("record", clean.counts, s.renamed(t, namespace, counts))
 	})
 	managers := stopManagers()
-	writes, figures := 0, ""
+	figures := ""
 	for _, manager := range managers {
 		writes += manager.Writes()
 		figures += "; " + manager.String()
@@ -162,7 +163,7 @@ func runUnderHazard(t *testing.T, s story, h hazard) (crashes int) {
 	}
 	t.Logf("%s, %s: %.1f s (clean: %.1f s), %d writes (clean: %d), %d by another writer%s", s.name, h.name, took.Seconds(), clean.took.Seconds(), writes, clean.writes, touched, figures)
 	clearNamespace(t, namespace)
-	return len(managers) - 1
+	return len(managers) - 1, writes
 }
 
 // managersUnderHazard starts a manager under a hazard, and the next successor whenever one has died. The returned

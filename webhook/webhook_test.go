@@ -57,7 +57,7 @@ func TestRefusals(t *testing.T) {
 		}, "spec.engine.overlap: TensorRTLLM has no flag for it"},
 		"chosen micro-batches without an exchange": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "p"}
-			m.Spec.Engine.Overlap = &semmoev1.OverlapSpec{Mode: semmoev1.OverlapAuto}
+			m.Spec.Engine.Args, m.Spec.Engine.Overlap = nil, &semmoev1.OverlapSpec{Mode: semmoev1.OverlapAuto}
 		}, "spec.engine.overlap: without an all-to-all backend there is no exchange to overlap"},
 		"unknown layout": {func(m *semmoev1.MoEDeployment) { m.Spec.Model.LayoutAs = "qwen9" }, `spec.model.layoutAs: "qwen9" is invalid: it must be a model type of the table`},
 		"plan where there is no all-to-all": {func(m *semmoev1.MoEDeployment) {

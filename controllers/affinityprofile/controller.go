@@ -139,8 +139,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	phases = errors.Join(phases, err)
 	problem, again := podhealth.Find(pods, failedMounts, now)
 	if problem == nil {
-		problem, err = r.refusedPods(ctx, o, now)
+		var eventsAgain time.Duration
+		problem, eventsAgain, err = r.refusedPods(ctx, o, now)
 		phases = errors.Join(phases, err)
+		again = result.ShortestDelay(again, eventsAgain)
 	}
 	o.Problem = problem
 	after = result.ShortestDelay(after, again)
@@ -372,19 +374,21 @@ func (r *Reconciler) end(ctx context.Context, job *batchv1.Job, annotation, why 
 }
 
 // refusedPods returns the reason for which the pods of a Job cannot be created: a quota, or the pod security standard
-// of the namespace. In this case no pod exists that could report it.
-func (r *Reconciler) refusedPods(ctx context.Context, o observation, now time.Time) (*podhealth.Problem, error) {
+// of the namespace. In this case no pod exists that could report it. While a Job has no pod, it returns the delay until
+// its events are read again.
+func (r *Reconciler) refusedPods(ctx context.Context, o observation, now time.Time) (problem *podhealth.Problem, again time.Duration, err error) {
 	for _, job := range []*batchv1.Job{o.Inspection.Running, o.Attempts.Running} {
 		if job == nil || job.Status.Active > 0 {
 			continue
 		}
+		again = lookup.EventsPeriod
 		message, err := lookup.LastEvent(ctx, r.Events, job, "FailedCreate", now)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		if message != "" {
-			return podhealth.PodsRejected(message), nil
+			return podhealth.PodsRejected(message), again, nil
 		}
 	}
-	return nil, nil
+	return nil, again, nil
 }

@@ -380,8 +380,9 @@ func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed *dec
 		return result.ShortestDelay(again, routerAgain), mountsErr
 	}
 	var refusedErr error
-	o.Problem, refusedErr = r.refusedPods(ctx, observed, *o)
-	return result.ShortestDelay(again, routerAgain), errors.Join(mountsErr, refusedErr)
+	var refusedAgain time.Duration
+	o.Problem, refusedAgain, refusedErr = r.refusedPods(ctx, observed, *o)
+	return result.ShortestDelay(again, routerAgain, refusedAgain), errors.Join(mountsErr, refusedErr)
 }
 
 // refusedRouter returns why the pods of the request router cannot be created, or nil. The Deployment controller reports
@@ -461,8 +462,9 @@ func explainImageVolumes(moed *semmoev1.MoEDeployment, err error) error {
 }
 
 // refusedPods returns why the pods of a workload, of the download or of the inspection cannot be created, for example a quota or the pod
-// security standard of the namespace. In this case no pod exists that could report the cause.
-func (r *Reconciler) refusedPods(ctx context.Context, observed *decision.Snapshot, o observation) (*podhealth.Problem, error) {
+// security standard of the namespace. In this case no pod exists that could report the cause. While pods
+// are missing, it returns the delay until their events are read again.
+func (r *Reconciler) refusedPods(ctx context.Context, observed *decision.Snapshot, o observation) (*podhealth.Problem, time.Duration, error) {
 	var owners []client.Object
 	for _, workload := range observed.Workloads {
 		if state := revisions.StateOf(workload, o.Pods, o.Workers); workload.UID != "" && state.Existing < state.Replicas {
@@ -474,7 +476,7 @@ func (r *Reconciler) refusedPods(ctx context.Context, observed *decision.Snapsho
 			if err == nil {
 				owners = append(owners, group)
 			} else if !apierrors.IsNotFound(err) {
-				return nil, fmt.Errorf("failed to read StatefulSet %s: %w", name, err)
+				return nil, 0, fmt.Errorf("failed to read StatefulSet %s: %w", name, err)
 			}
 		}
 	}
@@ -486,11 +488,14 @@ func (r *Reconciler) refusedPods(ctx context.Context, observed *decision.Snapsho
 	for _, owner := range owners {
 		message, err := lookup.LastEvent(ctx, r.Live, owner, "FailedCreate", observed.Now)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		if message != "" {
-			return podhealth.PodsRejected(message), nil
+			return podhealth.PodsRejected(message), lookup.EventsPeriod, nil
 		}
 	}
-	return nil, nil
+	if len(owners) == 0 {
+		return nil, 0, nil
+	}
+	return nil, lookup.EventsPeriod, nil
 }

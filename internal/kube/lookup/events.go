@@ -33,6 +33,10 @@ func FailedMounts(ctx context.Context, events client.Reader, pods []*corev1.Pod,
 	return messages, nil
 }
 
+// EventsPeriod is the interval at which the events of an object that lacks pods are read. Events are not watched, and no
+// other object may change when they are recorded.
+const EventsPeriod = 10 * time.Second
+
 // LastEvent returns the last line of the newest event of an object with this reason; empty if no event is newer than
 // the longest back-off of the controllers that record it.
 func LastEvent(ctx context.Context, events client.Reader, object client.Object, reason string, now time.Time) (string, error) {

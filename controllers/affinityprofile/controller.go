@@ -378,8 +378,8 @@ func (r *Reconciler) end(ctx context.Context, job *batchv1.Job, annotation, why 
 // its events are read again.
 func (r *Reconciler) refusedPods(ctx context.Context, o observation, now time.Time) (problem *podhealth.Problem, again time.Duration, err error) {
 	for _, job := range []*batchv1.Job{o.Inspection.Running, o.Attempts.Running} {
-		if job == nil || job.Status.Active > 0 {
-			continue
+		if job == nil || job.Status.Active > 0 || ptr.Deref(job.Spec.Suspend, false) {
+			continue // it has pods, or waits in a queue without any
 		}
 		again = lookup.EventsPeriod
 		message, err := lookup.LastEvent(ctx, r.Events, job, "FailedCreate", now)

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -462,8 +463,8 @@ func explainImageVolumes(moed *semmoev1.MoEDeployment, err error) error {
 }
 
 // refusedPods returns why the pods of a workload, of the download or of the inspection cannot be created, for example a quota or the pod
-// security standard of the namespace. In this case no pod exists that could report the cause. While pods
-// are missing, it returns the delay until their events are read again.
+// security standard of the namespace. In this case no pod exists that could report the cause. While pods are missing, it
+// returns the delay until their events are read again.
 func (r *Reconciler) refusedPods(ctx context.Context, observed *decision.Snapshot, o observation) (*podhealth.Problem, time.Duration, error) {
 	var owners []client.Object
 	for _, workload := range observed.Workloads {
@@ -481,7 +482,7 @@ func (r *Reconciler) refusedPods(ctx context.Context, observed *decision.Snapsho
 		}
 	}
 	for _, job := range []*batchv1.Job{o.Inspection.Running, o.Download.Running} {
-		if job != nil && job.Status.Active == 0 {
+		if job != nil && job.Status.Active == 0 && !ptr.Deref(job.Spec.Suspend, false) {
 			owners = append(owners, job)
 		}
 	}
@@ -495,7 +496,7 @@ func (r *Reconciler) refusedPods(ctx context.Context, observed *decision.Snapsho
 		}
 	}
 	if len(owners) == 0 {
-		return nil, 0, nil
+		return nil, 0, nil // all pods exist
 	}
 	return nil, lookup.EventsPeriod, nil
 }

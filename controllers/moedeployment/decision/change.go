@@ -29,9 +29,9 @@ type Change struct {
 }
 
 // decideChange determines whether the spec needs a canary: it differs by more than the plan from the revision in
-// service, or the overlap settings do. A change is rolled out directly if its workload is proven already, or if there is nothing to compare with.
-// A change and a plan that waits for its canary are one revision. If that revision is rolled back, the change is tried
-// without the plan.
+// service, or the overlap settings do. A change is rolled out directly if its workload is proven already, or if there is
+// nothing to compare with. A change and a plan that waits for its canary are one revision. If that revision is rolled
+// back, the change is tried without the plan.
 func (d *Decision) decideChange(s *Snapshot) {
 	if d.Revision == "" {
 		return

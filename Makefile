@@ -83,8 +83,8 @@ test-stories:
 
 .PHONY: test-packages
 test-packages:
-	$(TEST) -race -vet=off -short -p 1 $(RACED)
-	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -p 1 $$(go list ./... | grep -v /operator/test/ | grep -v -F -x -f <(go list $(RACED)))
+	$(TEST) -race -vet=off -short -p 2 $(RACED)
+	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -p 2 $$(go list ./... | grep -v /operator/test/ | grep -v -F -x -f <(go list $(RACED)))
 	CGO_ENABLED=0 $(TEST) -trimpath -vet=off ./internal/router -run TestMemoryAttacks
 	cd internal/tools && CGO_ENABLED=0 go test -trimpath -vet=off ./...
 

@@ -212,7 +212,8 @@ func TestDashboardLayout(t *testing.T) {
 		}
 	}
 	for _, v := range d.Templating.List {
-		if v.Type == "query" && !strings.HasPrefix(v.Definition, "label_values(semmoe_condition{kind=\"MoEDeployment\"") {
+		if v.Type == "query" && v.Definition != "label_values(semmoe_condition, cluster)" &&
+			!strings.HasPrefix(v.Definition, "label_values(semmoe_condition{cluster=\"$cluster\", kind=\"MoEDeployment\"") {
 			t.Errorf("variable %s has the unexpected definition %s", v.Name, v.Definition)
 		}
 	}

@@ -118,6 +118,7 @@ func TestPlacementFlags(t *testing.T) {
 		"vLLM, many ports":             {engine: "VLLM", launch: launch, user: "-dpm", wantErr: `"-dpm" contradicts spec.parallelism.attention`},
 		"vLLM, file":                   {engine: "VLLM", launch: reshuffled, user: "--config=/x.yaml", wantErr: `"--config=/x.yaml" names a file that may set flags which the plan of spec.profiling decides: put its flags into spec.engine.args`},
 		"vLLM, file without plan":      {engine: "VLLM", launch: launch, user: "--config /x.yaml", want: vllm + " --config /x.yaml"},
+		"vLLM, experts disabled":       {engine: "VLLM", launch: launch, user: "--disable-expert-parallel", wantErr: `"--disable-expert-parallel" contradicts spec.parallelism.expertParallelSize`},
 		"vLLM, no experts":             {engine: "VLLM", launch: launch, user: "--no-enable-expert-parallel", wantErr: "contradicts spec.parallelism.expertParallelSize"},
 
 		"Ascend, map":                  {engine: "VLLMAscend", launch: planned("VLLMAscend", 0), want: `linear --additional-config {"eplb_config":{"expert_map_path":"/plan/vllm-ascend.json"}}`},

@@ -50,9 +50,9 @@ func CheckExternalExperts(args []string) error {
 	return nil
 }
 
-// isOff reports whether an argument disables a feature.
+// isOff reports whether an argument disables a feature. --disable-lora is a flag of vLLM from 0.33.0.
 func isOff(name, value string, joined bool) bool {
-	return strings.HasPrefix(name, "--no-") || joined && slices.Contains([]string{"false", "False", "0"}, value)
+	return strings.HasPrefix(name, "--no-") || name == "--disable-lora" || joined && slices.Contains([]string{"false", "False", "0"}, value)
 }
 
 // attentionOnly reports whether the arguments restrict adapters to modules of attention.

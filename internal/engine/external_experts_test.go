@@ -26,6 +26,7 @@ func TestExternalExperts(t *testing.T) {
 		"--enable-lora --lora-target-modules q_proj down_proj":                      true,
 		"--enable-lora --lora-target-modules all":                                   true,
 		"--enable-lora --lora-target-modules":                                       true,
+		"--disable-lora":                                                            false,
 		"--no-enable-lora":                                                          false,
 		"--enable-lora=false":                                                       false,
 		"--moe-a2a-backend deepep --load-format auto":                               false,

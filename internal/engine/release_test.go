@@ -100,6 +100,7 @@ func TestFailuresAtStartup(t *testing.T) {
 		"VLLM 0.22.0, context parallel":    {engine: "VLLM", release: "0.22.0", args: "-dcp 2", refused: "--decode-context-parallel-size 2 is invalid"},
 		"VLLM 0.22.0, one":                 {engine: "VLLM", release: "0.22.0", args: "--prefill-context-parallel-size 1"},
 		"VLLM 0.32.0, no prefix caching":   {engine: "VLLM", release: "0.32.0", args: "--no-enable-prefix-caching", refused: "--no-enable-prefix-caching is invalid"},
+		"VLLM 0.33.0, no prefix caching":   {engine: "VLLM", release: "0.33.0", args: "--disable-prefix-caching", refused: "--disable-prefix-caching is invalid"},
 		"VLLM 0.30.0, no prefix caching":   {engine: "VLLM", release: "0.30.0", args: "--no-enable-prefix-caching"},
 		"VLLM 0.32.0, adaptive":            {engine: "VLLM", release: "0.32.0", args: `--speculative-config {"enable_adaptive_verification":true}`, refused: "enable_adaptive_verification"},
 		"VLLM 0.32.0, adaptive, short":     {engine: "VLLM", release: "0.32.0", args: `-sc {"enable_adaptive_verification":true}`, refused: "enable_adaptive_verification"},

@@ -147,7 +147,8 @@ func TestSupport(t *testing.T) {
 		"vLLM 0.17.0, observed": {engine: "VLLM", realization: byWeights, change: of(args("--all2all-backend deepep_low_latency"), observed, release("0.17.0")), refusals: "EngineReleaseTooOld"},
 		"vLLM 0.17.0":           {engine: "VLLM", realization: byWeights, change: of(args("--all2all-backend deepep_low_latency"), release("0.17.0"))},
 		"vLLM 0.22.0, observed": {engine: "VLLM", realization: byWeights, change: of(args("--all2all-backend deepep_low_latency"), observed, release("0.22.0"))},
-		"vLLM 0.33.0":           {engine: "VLLM", realization: byWeights, change: of(args("--all2all-backend deepep_low_latency"), release("0.33.0")), warnings: "UnknownRelease"},
+		"vLLM 0.33.0":           {engine: "VLLM", realization: byWeights, change: of(args("--all2all-backend deepep_low_latency"), release("0.33.0"))},
+		"vLLM 0.34.0":           {engine: "VLLM", realization: byWeights, change: of(args("--all2all-backend deepep_low_latency"), release("0.34.0")), warnings: "UnknownRelease"},
 		"vLLM, drafts, weights": {engine: "VLLM", realization: byWeights, change: args(`--all2all-backend deepep_low_latency --speculative-config {"method":"mtp"}`)},
 
 		"Ascend, drafts, map":     {engine: "VLLMAscend", realization: byMap, change: args(`--speculative-config {"method":"mtp"}`), warnings: "DraftModelExperts"},

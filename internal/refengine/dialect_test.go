@@ -37,6 +37,8 @@ func TestDialects(t *testing.T) {
 		return routes
 	}
 	vllm := map[string]string{"/v1/completions": "header", "/v1/chat/completions": "header", "/v1/messages": "header", "/v1/responses": ""}
+	vllm33 := maps.Clone(vllm)
+	vllm33["/v1/responses"] = "header"
 	for name, test := range map[string]struct {
 		adapter string
 		// ranks is the source of the rank by route.
@@ -52,6 +54,7 @@ func TestDialects(t *testing.T) {
 		"vllm-0.22.0":        {adapter: "VLLM", ranks: vllm, noNumber: 200},
 		"vllm-0.25.1":        {adapter: "VLLM", ranks: vllm, noNumber: 200},
 		"vllm-0.32.0":        {adapter: "VLLM", ranks: vllm, noNumber: 200},
+		"vllm-0.33.0":        {adapter: "VLLM", ranks: vllm33, noNumber: 200},
 		"vllm-ascend-0.25.1": {adapter: "VLLMAscend", ranks: vllm, noNumber: 200},
 		"tensorrt-llm-1.2.0": {adapter: "TensorRTLLM", ranks: map[string]string{"/v1/completions": "", "/v1/chat/completions": "", "/v1/responses": ""}, noNumber: 200, flat: true},
 		"tensorrt-llm-1.3.0": {adapter: "TensorRTLLM", ranks: map[string]string{"/v1/completions": "", "/v1/chat/completions": "", "/v1/responses": ""}, noNumber: 200, flat: true},
@@ -114,7 +117,7 @@ func TestDialects(t *testing.T) {
 			returnsExperts(t, name, e, adapter)
 		})
 	}
-	if names := server.Dialects(); len(names) != 9 {
+	if names := server.Dialects(); len(names) != 10 {
 		t.Errorf("the dialects are %v: test each", names)
 	}
 }

@@ -77,6 +77,25 @@ func TestMessagesAndResponsesEqualChat(t *testing.T) {
 	}
 }
 
+// The end of a response that reaches its limit, as each release reports it.
+func TestEndOfResponses(t *testing.T) {
+	for dialect, want := range map[string][2]string{
+		"vllm-0.32.0": {"response.completed", "completed"}, "vllm-0.33.0": {"response.incomplete", "incomplete"},
+	} {
+		e := start(t, func(o *Options) { o.Dialect = dialect })
+		const body = `{"model":"tiny","input":"func","max_output_tokens":2`
+		names, _ := namedEvents(t, e.post(t, "/v1/responses", body+`,"stream":true}`))
+		var response struct {
+			Status string
+			Output []struct{ Status string }
+		}
+		e.post(t, "/v1/responses", body+"}").into(t, &response)
+		if last := names[len(names)-1]; last != want[0] || response.Status != "incomplete" || len(response.Output) != 1 || response.Output[0].Status != want[1] {
+			t.Errorf("%s: the last event is %s, the response %+v, want %v", dialect, last, response, want)
+		}
+	}
+}
+
 // namedEvents returns the names of events, and the text of their deltas.
 func namedEvents(t *testing.T, got answer) (names []string, deltas string) {
 	t.Helper()

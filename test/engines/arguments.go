@@ -189,13 +189,20 @@ func (o *option) check(values []string, joined bool) error {
 	return nil
 }
 
-// given reports whether a flag is set. If both --flag and --no-flag are given, the last one applies.
+// negates reports whether a name of a switch is one that disables it: --no-flag, and in vLLM from 0.33.0 --disable-x of
+// --enable-x and the reverse (EnableDisableAction in vllm/utils/argparse_utils.py).
+func (o *option) negates(name string) bool {
+	first, _, _ := strings.Cut(strings.TrimPrefix(o.names[0], "--"), "-")
+	inverse := map[string]string{"enable": "--disable-", "disable": "--enable-"}[first]
+	return strings.HasPrefix(name, "--no-") || inverse != "" && strings.HasPrefix(name, inverse)
+}
+
+// given reports whether a flag is set. If both a name of a switch and its negation are given, the last one applies.
 func (a *arguments) given(name string) bool {
-	const off = "--no-"
 	o := a.options[name]
 	values, whole := a.values[o]
 	if whole && o.count == "0" {
-		return strings.HasPrefix(values[0], off) == strings.HasPrefix(name, off)
+		return o.negates(values[0]) == o.negates(name)
 	}
 	return whole || a.members[o] != nil
 }

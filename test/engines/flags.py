@@ -10,6 +10,7 @@ values in argparse notation, and the type or the choices of a value, separated b
 """
 import argparse
 import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -53,14 +54,13 @@ def parser(engine):
         return built
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    try:
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    except ImportError:
-        from vllm.entrypoints.openai.cli_args import make_arg_parser
-    return make_arg_parser(FlexibleArgumentParser())
+    for directory in ("common", "launchers", "openai"):  # newest release first
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(f"vllm.entrypoints.{directory}.cli_args").make_arg_parser(FlexibleArgumentParser())
+    raise SystemExit(f"{sys.argv[2]} has no command-line parser of a known place")
 
 
-def line(action):
+def line(names, action):
     count = "1" if action.nargs is None else str(action.nargs)
     if action.nargs is None and isinstance(action, argparse._StoreConstAction) or action.nargs == 0:
         count = "0"
@@ -68,7 +68,7 @@ def line(action):
     kind = {int: "int", float: "float"}.get(action.type, "")
     if action.choices:
         kind = "|".join(sorted(str(choice) for choice in action.choices))
-    return "\t".join([" ".join(action.option_strings), count, kind])
+    return "\t".join([" ".join(names), count, kind])
 
 
 if __name__ == "__main__":
@@ -80,5 +80,8 @@ if __name__ == "__main__":
         sys.modules["sglang"] = types.ModuleType("sglang")  # its own patches the modules that are replaced
         sys.modules["sglang"].__path__ = [f"{sys.argv[2]}/sglang"]
     with contextlib.redirect_stdout(sys.stderr):  # some engines log to it
-        actions = parser(sys.argv[1])._actions
-    print("\n".join(sorted(line(a) for a in actions if a.option_strings and a.dest != "help")))
+        options = parser(sys.argv[1])._option_string_actions  # vLLM 0.33.0 hides names that it accepts from an action's own list
+    flags = {}
+    for name, action in options.items():
+        flags.setdefault(action, []).append(name)
+    print("\n".join(sorted(line(names, action) for action, names in flags.items() if action.dest != "help")))

@@ -21,7 +21,7 @@ var (
 	// v2Capture is the first release that captures routed experts only in the V2 model runner, where most KV connectors
 	// are allowed.
 	v2Capture = engine.Release{Minor: 31}
-	newest    = engine.Release{Minor: 32}
+	newest    = engine.Release{Minor: 33}
 )
 
 // transferConnectors lists the connectors between prefill and decode. No release returns routed experts with them.
@@ -55,8 +55,11 @@ func checkStart(s engine.Situation, verdict *engine.Support) {
 	if !s.Release.AtLeast(v2Capture) {
 		return
 	}
-	if _, given := engine.FlagValue(s.UserArgs, "--no-enable-prefix-caching"); given {
-		refuse("--no-enable-prefix-caching", "vLLM "+v2Capture.String()+" and newer return routed experts only with prefix caching")
+	for _, name := range []string{"--no-enable-prefix-caching", "--disable-prefix-caching"} {
+		if _, given := engine.FlagValue(s.UserArgs, name); !given {
+			continue
+		}
+		refuse(name, "vLLM "+v2Capture.String()+" and newer return routed experts only with prefix caching")
 	}
 	if adaptive, _ := engine.FlagMembers(s.UserArgs, speculative...)["enable_adaptive_verification"].(bool); adaptive {
 		refuse("enable_adaptive_verification in --speculative-config", "vLLM does not return routed experts with it")

@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// Mechanisms lists the parts of vLLM's interface that this package names. Releases 0.11.2 to 0.32.0 were read; 0.22.1
+// Mechanisms lists the parts of vLLM's interface that this package names. Releases 0.11.2 to 0.33.0 were read; 0.22.1
 // was run on two H200, 0.32.0 on CPU.
 func Mechanisms() []engine.Mechanism {
 	open := engine.Release{}
@@ -24,9 +24,10 @@ func Mechanisms() []engine.Mechanism {
 			"--headless", "--config", "--enable-dbo", "--no-enable-dbo", "--dbo-decode-token-threshold", "--dbo-prefill-token-threshold",
 			"--all2all-backend", "--kv-transfer-config", "--kv-offloading-size", "--decode-context-parallel-size -dcp", "--no-enable-prefix-caching", "--speculative-config -sc",
 			"--additional-config", "--enable-lora", "--lora-modules"),
-		engine.NewMechanisms(engine.FlagKind, oldest, open, "vllm/entrypoints/openai/cli_args.py, later vllm/entrypoints/launchers/cli_args.py", engine.Read, "--api-key", "--ssl-certfile", "--ssl-keyfile"),
+		engine.NewMechanisms(engine.FlagKind, oldest, open, "vllm/entrypoints/openai/cli_args.py, later launchers/cli_args.py, later common/cli_args.py", engine.Read, "--api-key", "--ssl-certfile", "--ssl-keyfile"),
 		engine.NewMechanisms(engine.VariableKind, oldest, open, "vllm/envs.py", engine.Read, "VLLM_API_KEY"),
 		engine.NewMechanisms(engine.FlagKind, oldest, open, "vllm/engine/arg_utils.py; vllm-project/vllm#23691", engine.Read, "--nnodes -n", "--node-rank -r", "--master-addr"),
+		engine.NewMechanisms(engine.FlagKind, at(33), open, "vllm/utils/argparse_utils.py: EnableDisableAction", engine.Read, "--disable-expert-parallel", "--disable-dbo", "--disable-prefix-caching", "--disable-lora"),
 		engine.NewMechanisms(engine.FlagKind, at(12), open, args, engine.Read, "--prefill-context-parallel-size -pcp"),
 		engine.NewMechanisms(engine.FlagKind, at(14), open, args, engine.Read, "--ubatch-size"),
 		engine.NewMechanisms(engine.FlagKind, returnsExperts, open, args, engine.Read, "--spec-method", "--spec-model", "--spec-tokens"),

@@ -61,7 +61,7 @@ func overlapFlags(o semmoev1.OverlapSpec) []engine.Flag {
 		two := o.MicroBatches == 2
 		all = append(all,
 			engine.Flag{Names: []string{"--enable-dbo"}, Source: source, Forbidden: !two},
-			engine.Flag{Names: []string{"--no-enable-dbo"}, Source: source, Forbidden: true},
+			engine.Flag{Names: []string{"--no-enable-dbo", "--disable-dbo"}, Source: source, Forbidden: true},
 			engine.Flag{Names: []string{"--ubatch-size"}, Value: strconv.Itoa(int(o.MicroBatches)), Source: source, Forbidden: two})
 	}
 	threshold("--dbo-decode-token-threshold", "decodeThresholdTokens", o.DecodeThresholdTokens)

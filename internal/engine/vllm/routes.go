@@ -8,7 +8,7 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// routes lists vLLM's routes for clients. The packages of 0.11.2, 0.22.0 and 0.32.0 were read for it. Only handlers that
+// routes lists vLLM's routes for clients. The packages of 0.11.2, 0.22.0, 0.32.0 and 0.33.0 were read for it. Only handlers that
 // call _get_data_parallel_rank read the rank header.
 func routes() []engine.Route {
 	open := engine.Release{}
@@ -21,13 +21,15 @@ func routes() []engine.Route {
 		engine.NewRoutes(engine.ByHeader, oldest, open, "vllm/entrypoints/serve/sagemaker: the handler of the request's form", engine.Read, "/invocations"),
 		engine.NewRoutes(engine.ByLoad, oldest, oldest, tokens+": ignores the rank", engine.Read, "/inference/v1/generate"),
 		engine.NewRoutes(engine.ByHeader, returnsExperts, open, tokens, engine.Read, "/inference/v1/generate"),
-		engine.NewRoutes(engine.ByLoad, oldest, open, "vllm/entrypoints/openai: ignores the rank", engine.Run, "/v1/responses"),
+		engine.NewRoutes(engine.ByLoad, oldest, at(32), "vllm/entrypoints/openai: ignores the rank", engine.Run, "/v1/responses"),
+		engine.NewRoutes(engine.ByLoad, at(33), open, "vllm/entrypoints/openai/responses/serving.py: reads the rank, which is not used", engine.Read, "/v1/responses"),
 		engine.NewRoutes(engine.ByLoad, oldest, open, "vllm/entrypoints/pooling", engine.Read,
 			"/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
 		engine.NewRoutes(engine.ByLoad, returnsExperts, open, "vllm/entrypoints/pooling/embed", engine.Read, "/v2/embed"),
 		engine.NewRoutes(engine.ByLoad, oldest, open, "vllm/entrypoints/speech_to_text", engine.Read, "/v1/audio/transcriptions", "/v1/audio/translations"),
 		engine.NewRoutes(engine.ByLoad, returnsExperts, open, "vllm/entrypoints/generate/generative_scoring", engine.Read, "/generative_scoring"),
 		engine.NewRoutes(engine.ByLoad, at(32), open, "vllm/entrypoints/generate/structured_decisions", engine.Read, "/v1/systemone"),
+		engine.NewRoutes(engine.ByLoad, at(33), open, "vllm/entrypoints/openai/decisions", engine.Read, "/v1/decisions"),
 		engine.NewRoutes(engine.ByLoad, at(32), open, "vllm/entrypoints/cohere, with VLLM_ENABLE_COHERE_API", engine.Read, "/cohere/v2/chat", "/cohere/v2/chat/render"),
 		engine.NewRoutes(engine.ByLoad, oldest, open, entrypoints, engine.Run, "/tokenize", "/detokenize"),
 		engine.NewRoutes(engine.ByLoad, at(17), open, "vllm/entrypoints/anthropic/api_router.py; vllm-project/vllm#35588", engine.Read, "/v1/messages/count_tokens"),

@@ -67,7 +67,7 @@ func Flags(launch engine.Launch) []engine.Flag {
 		{Names: []string{"--tensor-parallel-size", "-tp"}, Value: tensorParallel, Source: size},
 		{Names: []string{"--data-parallel-size", "-dp"}, Value: dataParallel, Source: size},
 		{Names: []string{"--enable-expert-parallel", "-ep"}, Source: size},
-		{Names: []string{"--no-enable-expert-parallel"}, Source: size, Forbidden: true},
+		{Names: []string{"--no-enable-expert-parallel", "--disable-expert-parallel"}, Source: size, Forbidden: true},
 		{Names: []string{"--pipeline-parallel-size", "-pp"}, Source: size, Forbidden: true},
 		{Names: []string{"--enable-return-routed-experts"}, Source: "spec.routing.samplePercent", Forbidden: !launch.RoutedExperts},
 	}

@@ -25,8 +25,16 @@ func Adapter() engine.Adapter {
 	a.CheckOverlap = nil        // vLLM's backends with overlap are for other devices
 	a.OverlapThresholds = nil
 	a.Images, a.Oldest, a.Newest = []string{"vllm-ascend"}, oldest, newest
-	a.Mechanisms = slices.Concat(slices.DeleteFunc(a.Mechanisms, func(m engine.Mechanism) bool { return newest.Before(m.First) || m.Kind == engine.DraftKind }), mechanisms())
+	a.Mechanisms = slices.Concat(slices.DeleteFunc(a.Mechanisms, func(m engine.Mechanism) bool {
+		// The flags of later releases of vLLM are set and refused as vLLM's adapter does.
+		return newest.Before(m.First) && m.Kind != engine.FlagKind || m.Kind == engine.DraftKind
+	}), mechanisms())
 	a.Routes = slices.DeleteFunc(a.Routes, func(r engine.Route) bool { return newest.Before(r.First) })
+	for i, r := range a.Routes {
+		if newest.Before(r.Last) {
+			a.Routes[i].Last = engine.Release{}
+		}
+	}
 	a.RankRoutes = engine.NewRankRoutes(a.Routes, "", "")
 	return a
 }

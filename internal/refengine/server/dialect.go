@@ -47,6 +47,8 @@ type Dialect struct {
 	refusesInStream bool
 	// endsCompleted ends the stream of a response with status completed, also if the response is incomplete.
 	endsCompleted bool
+	// incompleteItems reports the item of an incomplete response as incomplete.
+	incompleteItems bool
 	// failsOnRank lists the routes that respond with status 500 to an invalid rank.
 	failsOnRank []string
 	// refusesNoTokens rejects requests for 0 tokens without an echo of the prompt.
@@ -72,7 +74,7 @@ var engines = []struct {
 	dialect  func(engine.Release) Dialect
 }{
 	{"sglang", []engine.Release{{Minor: 5, Patch: 12}, {Minor: 5, Patch: 17}, {Minor: 5, Patch: 23}}, sglangDialect},
-	{"vllm", []engine.Release{{Minor: 22}, {Minor: 25, Patch: 1}, {Minor: 32}}, vllmDialect},
+	{"vllm", []engine.Release{{Minor: 22}, {Minor: 25, Patch: 1}, {Minor: 32}, {Minor: 33}}, vllmDialect},
 	{"vllm-ascend", []engine.Release{{Minor: 25, Patch: 1}}, vllmDialect},
 	{"tensorrt-llm", []engine.Release{{Major: 1, Minor: 2}, {Major: 1, Minor: 3}}, trtllmDialect},
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// vllmDialect returns the API of vLLM (vllm/entrypoints of 0.22.0 and 0.32.0). vllm-ascend has the same server.
+// vllmDialect returns the API of vLLM (vllm/entrypoints of 0.22.0, 0.32.0 and 0.33.0). vllm-ascend has the same server.
 // TestConformance compares the dialect with vLLM 0.32.0.
 func vllmDialect(release engine.Release) Dialect {
 	return Dialect{
@@ -38,10 +38,14 @@ func vllmDialect(release engine.Release) Dialect {
 			return &apiError{status: status, Message: http.StatusText(status), Type: "http"}
 		},
 		form: vllmForm, members: vllmMembers, card: vllmCard,
-		refusesInStream: true, endsCompleted: true, refusesNoTokens: true, chosenOnTop: true,
+		refusesInStream: true, endsCompleted: release.Before(responsesRank), incompleteItems: !release.Before(responsesRank), refusesNoTokens: true, chosenOnTop: true,
 		metrics: vllmMetrics,
 	}
 }
+
+// responsesRank is the first release whose Responses API reads the rank, and reports an answer that reached its limit as
+// incomplete in its item and its last event (entrypoints/openai/responses/serving.py).
+var responsesRank = engine.Release{Minor: 33}
 
 // vllmRouting reads the rank only from the header, and ignores a header that is not an integer. If the engine was
 // started to return routed experts, each complete response contains them, regardless of the request
@@ -49,7 +53,7 @@ func vllmDialect(release engine.Release) Dialect {
 func vllmRouting(e *Engine, r *http.Request, p *parameters) error {
 	p.RoutedDPRank, p.DataParallelRank = nil, nil
 	p.ReturnRoutedExperts, p.RoutedExpertsStartLen = e.ReturnRoutes && !p.Stream, p.RoutedExpertsPromptStart
-	if rank, err := integer(r.Header.Get(rankHeader)); err == nil && r.URL.Path != responsesPath {
+	if rank, err := integer(r.Header.Get(rankHeader)); err == nil && (r.URL.Path != responsesPath || !e.Dialect.Release.Before(responsesRank)) {
 		p.rankHeader = &rank
 	}
 	return nil

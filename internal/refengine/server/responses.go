@@ -11,9 +11,10 @@ import (
 	"time"
 )
 
-// responsesPath is the route of OpenAI's Responses API. Like SGLang and vLLM, the engine ignores the rank of these
-// requests (srt/entrypoints/openai/serving_responses.py of 0.5.17, vllm/entrypoints/openai/responses of 0.32.0). It
-// does not store responses, like vLLM without VLLM_ENABLE_RESPONSES_API_STORE.
+// responsesPath is the route of OpenAI's Responses API. Like SGLang before 0.5.20 and vLLM before 0.33.0, the engine
+// ignores the rank of these requests (srt/entrypoints/openai/serving_responses.py of 0.5.17,
+// vllm/entrypoints/openai/responses of 0.32.0). It does not store responses, like vLLM without
+// VLLM_ENABLE_RESPONSES_API_STORE.
 const responsesPath = "/v1/responses"
 
 type responsesRequest struct {
@@ -147,6 +148,9 @@ func (g *generation) complete(response, item object, end *outcome) {
 	}
 	if end.reason == "length" {
 		response["status"], response["incomplete_details"] = "incomplete", object{"reason": "max_output_tokens"}
+		if g.engine.Dialect.incompleteItems {
+			item["status"] = "incomplete"
+		}
 	}
 }
 

@@ -106,6 +106,8 @@ type RankRoutes struct {
 	InField []string
 	// Unpinned lists the routes on which the engine always picks the rank itself.
 	Unpinned []string
+	// Mixed lists the routes on which some releases read the rank and others pick it themselves.
+	Mixed []string
 	// Reported is the integer member of a response that contains the serving rank. It is empty if no response contains
 	// the rank.
 	Reported string

@@ -69,7 +69,7 @@ var apis = func() map[string]API {
 		{Path: "/v1/chat/completions", Form: Texts, Prompt: []string{"messages"}, Limit: "max_completion_tokens", Computes: true, Streams: true, ReportsExperts: true, Smallest: smallestChat},
 		{Path: "/v1/chat/completions/batch", Form: Texts, Prompt: []string{"messages"}, Limit: "max_completion_tokens", Computes: true, Smallest: `{"messages":[[{"role":"user","content":"a"}]],"max_tokens":1}`},
 		{Path: "/v1/messages", Form: Blocks, Prompt: []string{"system", "messages"}, Limit: "max_tokens", Computes: true, Streams: true, Smallest: `{"model":%s,"messages":[{"role":"user","content":"a"}],"max_tokens":1}`},
-		{Path: "/v1/responses", Form: Blocks, Prompt: []string{"instructions", "input"}, Limit: "max_output_tokens", Computes: true, Streams: true, Stateful: true},
+		{Path: "/v1/responses", Form: Blocks, Prompt: []string{"instructions", "input"}, Limit: "max_output_tokens", Computes: true, Streams: true, Stateful: true, Smallest: `{"model":%s,"input":"a","max_output_tokens":1,"store":false}`},
 		{Path: "/generate", Form: Texts, Prompt: []string{"text", "input_ids"}, Limit: "sampling_params.max_new_tokens", Computes: true, Streams: true, Put: true, ReportsExperts: true, Smallest: `{"text":"a","sampling_params":{"max_new_tokens":1}}`},
 		{Path: "/inference/v1/generate", Form: Texts, Prompt: []string{"token_ids"}, Limit: "sampling_params.max_tokens", Computes: true, Streams: true, AlwaysReports: true, Smallest: `{"token_ids":[1],"sampling_params":{"max_tokens":1}}`},
 		{Path: "/invocations", Form: Texts, Prompt: []string{"messages", "prompt"}, Limit: "max_tokens", Computes: true, Streams: true, Smallest: smallestChat},
@@ -150,12 +150,15 @@ func RouteMechanisms(routes []Route) []Mechanism {
 }
 
 // NewRankRoutes returns the routes of APIs that are pinned in at least one release by a member with this name, and
-// those that are pinned in none. Routes that the engine lacks are not pinned.
+// those that are pinned in none or not in all. Routes that the engine lacks are not pinned.
 func NewRankRoutes(routes []Route, field, reported string) RankRoutes {
 	r := RankRoutes{Field: field, Reported: reported}
 	for _, api := range APIs() {
 		has := func(pin Pin) bool {
 			return slices.ContainsFunc(routes, func(r Route) bool { return r.Path == api.Path && r.Pin == pin })
+		}
+		if has(ByLoad) && (has(ByHeader) || has(ByMember)) {
+			r.Mixed = append(r.Mixed, api.Path)
 		}
 		switch {
 		case has(ByMember):

@@ -256,7 +256,17 @@ func TestGuideListsRanksByRoute(t *testing.T) {
 			case field != "":
 				row += " `" + field + "` |"
 			case header != "":
-				row += " header |"
+				first := a.Oldest
+				for _, r := range a.Routes {
+					if r.Path == route && r.Pin == engine.ByHeader {
+						first = r.First
+					}
+				}
+				row += " header"
+				if a.Oldest.Before(first) {
+					row += " from " + first.String()
+				}
+				row += " |"
 			default:
 				row += " balanced by load |"
 			}

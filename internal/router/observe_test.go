@@ -285,6 +285,9 @@ func steady(answer string) string { return varying.ReplaceAllString(answer, `"$1
 
 var activationsLine = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{layer="\d+",locality="(\w+)",rank="(\d+)"\} (\S+)$`)
 
+// requestsLine matches the counter of the dialects without a counter of activations.
+var requestsLine = regexp.MustCompile(`(?m)^vllm:request_success_total\{engine="(\d+)",[^}]*\} (\S+)$`)
+
 // engineActivations returns the engine's counters, summed over all ranks.
 func engineActivations(t *testing.T, address string) lar.Activations {
 	t.Helper()
@@ -320,6 +323,13 @@ func engineRanks(t *testing.T, address string) map[string]lar.Activations {
 			count.Local += int64(value)
 		}
 		counts[match[2]] = count
+	}
+	for _, match := range requestsLine.FindAllStringSubmatch(string(data), -1) {
+		value, err := strconv.ParseFloat(match[2], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		counts[match[1]] = lar.Activations{Total: counts[match[1]].Total + int64(value)}
 	}
 	return counts
 }

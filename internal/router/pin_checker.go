@@ -117,9 +117,13 @@ func (c *pinChecker) check(ctx context.Context, b discovery.Backend, known map[s
 		}
 	}
 	for route, result := range found {
-		if result == pinIgnored && !refuses {
-			result, found[route] = pinUnproven, pinUnproven
+		switch {
+		case result == pinIgnored && slices.Contains(adapter.RankRoutes.Mixed, route):
+			result = pinByLoad
+		case result == pinIgnored && !refuses:
+			result = pinUnproven
 		}
+		found[route] = result
 		level := 1
 		if result == pinIgnored || result == pinUnproven {
 			level = 0

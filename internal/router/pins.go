@@ -26,6 +26,9 @@ const (
 	pinUnproven pin = "unproven"
 	// pinIgnored: the engine reads the rank on other routes but not on this one. Requests are balanced by load.
 	pinIgnored pin = "ignored"
+	// pinByLoad: the engine ignores the rank on this route, as some of its releases do (engine.RankRoutes.Mixed). Requests
+	// are balanced by load.
+	pinByLoad pin = "by-load"
 	// pinContradicted: a response has reported another rank than the one that the request was pinned to. Requests are
 	// balanced by load until the pod is replaced.
 	pinContradicted pin = "contradicted"
@@ -33,10 +36,10 @@ const (
 
 // isConclusive reports whether a route needs no further check.
 func (p pin) isConclusive() bool {
-	return p == pinObeyed || p == pinIgnored || p == pinContradicted
+	return p == pinObeyed || p == pinIgnored || p == pinByLoad || p == pinContradicted
 }
 
-var allPins = []pin{pinUnchecked, pinObeyed, pinUnproven, pinIgnored, pinContradicted}
+var allPins = []pin{pinUnchecked, pinObeyed, pinUnproven, pinIgnored, pinByLoad, pinContradicted}
 
 // sharesAddress reports whether the ranks of a backend share an address.
 func (b *backend) sharesAddress() bool { return b.Ranks > 0 && len(b.RankAddresses) == 0 }
@@ -61,7 +64,7 @@ func (p *Pool) pins(b *backend, r *request) bool {
 		return false
 	}
 	known := p.pinOf(b, r.route)
-	return known != pinIgnored && known != pinContradicted
+	return known != pinIgnored && known != pinByLoad && known != pinContradicted
 }
 
 // knownRank returns the rank that serves the request of the lease. It returns NoRank if the engine picks the rank, was
@@ -114,11 +117,11 @@ type pinCount struct {
 }
 
 // ignoredRanks lists the routes on which pinned requests were answered without evidence that the pinned rank served
-// them.
+// them, apart from those that are known to be balanced by load.
 func (p *Pool) ignoredRanks() []lar.IgnoredRank {
 	sums := map[lar.IgnoredRank]int{}
 	for at, pods := range p.countPins() {
-		if at.pin != pinObeyed && at.pin != pinUnchecked {
+		if at.pin != pinObeyed && at.pin != pinUnchecked && at.pin != pinByLoad {
 			sums[lar.IgnoredRank{Revision: at.revision, Route: at.route}] += pods
 		}
 	}
@@ -137,7 +140,7 @@ func (p *Pool) ignoredRanks() []lar.IgnoredRank {
 type pinsCollector struct{ pool *Pool }
 
 var pinsMetric = prometheus.NewDesc("semmoe_router_pinned_pods",
-	"Engine pods whose ranks share an address, by route and by the result of the check that the engine obeys the rank of a request: unchecked, obeyed, unproven, ignored or contradicted.",
+	"Engine pods whose ranks share an address, by route and by the result of the check that the engine obeys the rank of a request: unchecked, obeyed, unproven, ignored, by-load (as releases of the engine do) or contradicted.",
 	[]string{"route", "pin"}, nil)
 
 func (c pinsCollector) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- pinsMetric }

@@ -260,6 +260,51 @@ func TestAnswersThatReportAnotherRank(t *testing.T) {
 	}
 }
 
+// TestRouteThatSomeReleasesPin uses releases before and after they read the rank of a response. A release that ignores
+// it is balanced by load, as its table says, and reported as no error.
+func TestRouteThatSomeReleasesPin(t *testing.T) {
+	for dialect, test := range map[string]struct {
+		engine string
+		pin    pin
+	}{
+		"sglang-0.5.17": {"SGLang", pinByLoad}, "sglang-0.5.23": {"SGLang", pinObeyed},
+		"vllm-0.32.0": {"VLLM", pinByLoad}, "vllm-0.33.0": {"VLLM", pinObeyed},
+	} {
+		t.Run(dialect, func(t *testing.T) {
+			address := startReferenceEngineWith(t, func(o *refengine.Options) { o.Dialect, o.EnableMetrics = dialect, true })
+			backend := discovery.Backend{Pod: "p", Address: address, Ranks: 4, Revision: "r", Shape: &planstest.Shape, Engine: test.engine}
+			pool := checkedPool(t, backend)
+			registry := prometheus.NewRegistry()
+			url, observed := proxyServerOn(t, registry, pool, ProxyOptions{MaxBodyBytes: 1 << 20, EndpointWait: time.Second})
+			ranks := map[string]bool{}
+			for i := range 8 {
+				before := engineRanks(t, address)
+				response, text := post(t, url+"/v1/responses", fmt.Sprintf(`{"model":"tiny","input":"text %d","max_output_tokens":2}`, i))
+				if response.StatusCode != http.StatusOK {
+					t.Fatalf("%s: %s", response.Status, text)
+				}
+				want := ""
+				if test.pin == pinObeyed {
+					want, _ = rankBetween(t, before, engineRanks(t, address))
+				}
+				if got := response.Header.Get(HeaderRank); got != want {
+					t.Errorf("rank %q is reported, want %q", got, want)
+				}
+				ranks[want] = true
+			}
+			if len(ranks) != map[pin]int{pinObeyed: 4, pinByLoad: 1}[test.pin] {
+				t.Errorf("requests went to ranks %v", ranks)
+			}
+			if got := pool.countPins()[pinCount{"r", "/v1/responses", test.pin}]; got != 1 {
+				t.Errorf("%d pods are %s: %v", got, test.pin, pool.countPins())
+			}
+			if ignored := observed.report().IgnoredRanks; len(ignored) != 0 {
+				t.Errorf("ignored ranks are reported: %v", ignored)
+			}
+		})
+	}
+}
+
 // TestEngineThatRejectsNoRank uses an engine that rejects no rank: it may read no rank, or not validate it. Requests
 // are pinned, but no rank is reported or observed. It gets no rank out of range in a body, because old releases exit on
 // such a rank.

@@ -32,6 +32,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/kube/podhealth"
 	"github.com/semmoe/operator/internal/observation/lar"
@@ -662,7 +663,9 @@ func vllmObeysRanks(t *testing.T, moed *semmoev1.MoEDeployment) {
 			})
 		}
 		clients.Wait()
-		pinned := !slices.Contains(adapter.RankRoutes.Unpinned, route)
+		pinned := slices.ContainsFunc(adapter.Routes, func(r engine.Route) bool {
+			return r.Path == route && r.Pin == engine.ByHeader && r.First.Compare(engine.ParseRelease(strings.TrimPrefix(vllmImage, "vllm-cpu:"))) <= 0
+		})
 		eventually(t, 10*time.Second, fmt.Sprintf("%s: pinned %t", route, pinned), func() error {
 			after := vllmCounts(t, moed)
 			first, last := vllmRank{pod.Name, "0"}, vllmRank{pod.Name, "1"}

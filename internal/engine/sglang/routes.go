@@ -21,7 +21,7 @@ func routes() []engine.Route {
 		engine.NewRoutes(engine.ByHeader, minimum, open, "srt/entrypoints/http_server.py; chat completions", engine.Read, "/invocations"),
 		engine.NewRoutes(engine.ByMember, minimum, open, "srt/entrypoints/http_server.py; ignores the rank header: sgl-project/sglang#38729", engine.Run, "/generate"),
 		engine.NewRoutes(engine.ByLoad, minimum, at(19), "srt/entrypoints/openai/serving_responses.py: ignores the rank", engine.Run, "/v1/responses"),
-		engine.NewRoutes(engine.ByLoad, at(20), open, "srt/entrypoints/openai/serving_responses.py: reads the rank, which is not used", engine.Read, "/v1/responses"),
+		engine.NewRoutes(engine.ByHeader, at(20), open, "srt/entrypoints/openai/serving_responses.py", engine.Read, "/v1/responses"),
 		engine.NewRoutes(engine.ByLoad, minimum, open, server, engine.Read,
 			"/v1/embeddings", "/encode", "/classify", "/v1/classify", "/v1/score", "/v1/rerank", "/v1/audio/transcriptions", "/vertex_generate"),
 		engine.NewRoutes(engine.ByLoad, minimum, open, "srt/entrypoints/ollama/serving.py", engine.Read, "/api/chat", "/api/generate", "/api/show"),

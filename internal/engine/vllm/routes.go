@@ -22,7 +22,7 @@ func routes() []engine.Route {
 		engine.NewRoutes(engine.ByLoad, oldest, oldest, tokens+": ignores the rank", engine.Read, "/inference/v1/generate"),
 		engine.NewRoutes(engine.ByHeader, returnsExperts, open, tokens, engine.Read, "/inference/v1/generate"),
 		engine.NewRoutes(engine.ByLoad, oldest, at(32), "vllm/entrypoints/openai: ignores the rank", engine.Run, "/v1/responses"),
-		engine.NewRoutes(engine.ByLoad, at(33), open, "vllm/entrypoints/openai/responses/serving.py: reads the rank, which is not used", engine.Read, "/v1/responses"),
+		engine.NewRoutes(engine.ByHeader, at(33), open, "vllm/entrypoints/openai/responses/serving.py", engine.Read, "/v1/responses"),
 		engine.NewRoutes(engine.ByLoad, oldest, open, "vllm/entrypoints/pooling", engine.Read,
 			"/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
 		engine.NewRoutes(engine.ByLoad, returnsExperts, open, "vllm/entrypoints/pooling/embed", engine.Read, "/v2/embed"),

@@ -56,6 +56,7 @@ func TestDialects(t *testing.T) {
 		"vllm-0.32.0":        {adapter: "VLLM", ranks: vllm, noNumber: 200},
 		"vllm-0.33.0":        {adapter: "VLLM", ranks: vllm33, noNumber: 200},
 		"vllm-ascend-0.25.1": {adapter: "VLLMAscend", ranks: vllm, noNumber: 200},
+		"vllm-ascend-0.30.0": {adapter: "VLLMAscend", ranks: vllm, noNumber: 200},
 		"tensorrt-llm-1.2.0": {adapter: "TensorRTLLM", ranks: map[string]string{"/v1/completions": "", "/v1/chat/completions": "", "/v1/responses": ""}, noNumber: 200, flat: true},
 		"tensorrt-llm-1.3.0": {adapter: "TensorRTLLM", ranks: map[string]string{"/v1/completions": "", "/v1/chat/completions": "", "/v1/responses": ""}, noNumber: 200, flat: true},
 	} {
@@ -118,7 +119,7 @@ func TestDialects(t *testing.T) {
 			returnsExperts(t, name, e, adapter)
 		})
 	}
-	if names := server.Dialects(); len(names) != 10 {
+	if names := server.Dialects(); len(names) != 11 {
 		t.Errorf("the dialects are %v: test each", names)
 	}
 }

@@ -27,6 +27,7 @@ type rule struct {
 
 var (
 	ofVLLM   = []string{"vllm", "vllm-ascend"}
+	ofAscend = []string{"vllm-ascend"}
 	ofSGLang = []string{"sglang"}
 	ofTRTLLM = []string{"tensorrt-llm"}
 )
@@ -115,23 +116,20 @@ var rules = []rule{
 	{[]string{"vllm"}, at(24, 0), engine.Release{}, "vllm/config/vllm.py: __post_init__; vllm-project/vllm#45275", func(a *arguments) error {
 		return refuseOverlap(a, "deepep_low_latency", "deepep_high_throughput", "nixl_ep")
 	}},
-	{[]string{"vllm-ascend"}, engine.Release{}, engine.Release{}, "vllm_ascend/ascend_config.py: EplbConfig", func(a *arguments) error {
-		config, err := a.object("--additional-config")
-		if err != nil {
-			return err
+	{ofAscend, engine.Release{}, at(26, 0), "vllm_ascend/ascend_config.py: EplbConfig", func(a *arguments) error {
+		return checkEPLB(a, "ValueError: Config has no attribute '%s'", ascendMembers)
+	}},
+	{ofAscend, at(27, 0), engine.Release{}, "vllm_ascend/ascend_config.py: EplbConfig; vllm_ascend/platform.py: _validate_eplb_config of v0.30.0rc2", func(a *arguments) error {
+		err := checkEPLB(a, "ValidationError: unexpected member %s", append([]string{"load_collection_phase", "stair_config"}, ascendMembers...))
+		config, _ := a.object("--additional-config")
+		if eplb, _ := config["eplb_config"].(map[string]any); err == nil && usesV2Runner() && eplb["expert_map_path"] != nil {
+			err = errors.New("ValueError: the V2 model runner reads no expert_map_path")
 		}
-		eplb, _ := config["eplb_config"].(map[string]any)
-		for member := range eplb {
-			if !slices.Contains(ascendMembers, member) {
-				return fmt.Errorf("ValueError: Config has no attribute '%s'", member)
-			}
-		}
-		path, mapped := eplb["expert_map_path"].(string)
-		switch {
-		case mapped && !strings.HasSuffix(path, ".json"):
-			return errors.New("TypeError: the expert map is no .json file")
-		case eplb["dynamic_eplb"] == true && os.Getenv("DYNAMIC_EPLB") != "true" && os.Getenv("EXPERT_MAP_RECORD") != "true":
-			return errors.New("AssertionError: dynamic_eplb needs DYNAMIC_EPLB or EXPERT_MAP_RECORD")
+		return err
+	}},
+	{ofAscend, at(30, 0), engine.Release{}, "vllm_ascend/platform.py: _validate_routing_replay_config of v0.30.0rc2", func(a *arguments) error {
+		if a.given("--enable-return-routed-experts") && !usesV2Runner() {
+			return errors.New("ValueError: --enable-return-routed-experts needs the V2 model runner")
 		}
 		return nil
 	}},
@@ -143,7 +141,33 @@ var rules = []rule{
 	}},
 }
 
-// ascendMembers lists the members of eplb_config (v0.20.2rc1 to v0.25.1rc1).
+// usesV2Runner reports whether vllm-ascend uses the V2 model runner, which only the variable decides
+// (vllm_ascend/patch/platform/patch_use_v2_model_runner.py).
+func usesV2Runner() bool { return os.Getenv("VLLM_USE_V2_MODEL_RUNNER") == "1" }
+
+// checkEPLB checks the members of eplb_config. unknown is the error for a member that is not in the list.
+func checkEPLB(a *arguments, unknown string, members []string) error {
+	config, err := a.object("--additional-config")
+	if err != nil {
+		return err
+	}
+	eplb, _ := config["eplb_config"].(map[string]any)
+	for member := range eplb {
+		if !slices.Contains(members, member) {
+			return fmt.Errorf(unknown, member)
+		}
+	}
+	path, mapped := eplb["expert_map_path"].(string)
+	switch {
+	case mapped && !strings.HasSuffix(path, ".json"):
+		return errors.New("TypeError: the expert map is no .json file")
+	case eplb["dynamic_eplb"] == true && os.Getenv("DYNAMIC_EPLB") != "true" && os.Getenv("EXPERT_MAP_RECORD") != "true":
+		return errors.New("AssertionError: dynamic_eplb needs DYNAMIC_EPLB or EXPERT_MAP_RECORD")
+	}
+	return nil
+}
+
+// ascendMembers lists the members of eplb_config of v0.20.2rc1 to v0.25.1rc1, which later releases have too.
 var ascendMembers = []string{
 	"dynamic_eplb", "expert_map_path", "expert_heat_collection_interval", "algorithm_execution_interval", "expert_map_record_path", "num_redundant_experts",
 	"eplb_policy_type", "eplb_heat_collection_stage",

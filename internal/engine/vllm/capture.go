@@ -27,11 +27,11 @@ var (
 // transferConnectors lists the connectors between prefill and decode. No release returns routed experts with them.
 var transferConnectors = []string{"MoRIIOConnector", "MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector"}
 
-// reasonCapture is the reason when the engine cannot return routed experts with the given configuration.
-const reasonCapture = "CaptureUnsupported"
+// ReasonCapture is the reason when the engine cannot return routed experts with the given configuration.
+const ReasonCapture = "CaptureUnsupported"
 
-// adviceCapture is the advice when an engine cannot return routed experts.
-const adviceCapture = "set spec.routing.samplePercent to 0 and give spec.profiling.profileRef instead of dataset"
+// AdviceCapture is the advice when an engine cannot return routed experts.
+const AdviceCapture = "set spec.routing.samplePercent to 0 and give spec.profiling.profileRef instead of dataset"
 
 // checkStart refuses configurations with which vLLM, asked to return routed experts, fails at startup or returns wrong
 // ones (vllm/config/vllm.py).
@@ -42,10 +42,10 @@ func checkStart(s engine.Situation, verdict *engine.Support) {
 	if !s.Launch.RoutedExperts {
 		return
 	}
-	verdict.NeedsRelease(s, "VLLM", "spec.profiling.dataset and spec.routing.samplePercent", returnsExperts, "returning routed experts", adviceCapture)
+	verdict.NeedsRelease(s, "VLLM", "spec.profiling.dataset and spec.routing.samplePercent", returnsExperts, "returning routed experts", AdviceCapture)
 	checkConnectors(s, verdict)
 	refuse := func(given, why string) {
-		verdict.Refuse(reasonCapture, "spec.engine.args: %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: %s. Remove it, or %s", given, why, adviceCapture)
+		verdict.Refuse(ReasonCapture, "spec.engine.args: %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: %s. Remove it, or %s", given, why, AdviceCapture)
 	}
 	for _, names := range [][]string{{"--decode-context-parallel-size", "-dcp"}, {"--prefill-context-parallel-size", "-pcp"}} {
 		if value, given := engine.FlagValue(s.UserArgs, names...); given && value != "1" {
@@ -65,8 +65,8 @@ func checkStart(s engine.Situation, verdict *engine.Support) {
 		refuse("enable_adaptive_verification in --speculative-config", "vLLM does not return routed experts with it")
 	}
 	if s.Launch.Overlap.MicroBatches > 0 && !slices.Contains(s.UserEnv, RunnerVariable) {
-		verdict.Refuse(reasonCapture, "%s.microBatches is invalid with --enable-return-routed-experts: vLLM %s and newer return routed experts only with the V2 model runner, which overlaps exchange and computation only where %s is 1. "+
-			"Set it in spec.engine.env, remove the field, or %s", engine.OverlapField, v2Capture, RunnerVariable, adviceCapture)
+		verdict.Refuse(ReasonCapture, "%s.microBatches is invalid with --enable-return-routed-experts: vLLM %s and newer return routed experts only with the V2 model runner, which overlaps exchange and computation only where %s is 1. "+
+			"Set it in spec.engine.env, remove the field, or %s", engine.OverlapField, v2Capture, RunnerVariable, AdviceCapture)
 	}
 }
 
@@ -106,7 +106,7 @@ func checkConnectors(s engine.Situation, verdict *engine.Support) {
 	names := connectors(members)
 	switch at := slices.IndexFunc(names, func(name string) bool { return slices.Contains(transferConnectors, name) }); {
 	case at >= 0:
-		verdict.Refuse(reasonCapture, field+"the KV connector %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: the engine exits at startup. Remove it, or %s", names[at], adviceCapture)
+		verdict.Refuse(ReasonCapture, field+"the KV connector %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: the engine exits at startup. Remove it, or %s", names[at], AdviceCapture)
 		return
 	case !given && !offloads, given && !offloads && members != nil && len(names) == 0, s.Release.AtLeast(v2Capture):
 		return // no connector, or an allowed one
@@ -122,9 +122,9 @@ func checkConnectors(s engine.Situation, verdict *engine.Support) {
 	}
 	message := "%s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need, before vLLM %s: %s. Use a newer image, remove it, or %s"
 	if s.Release.Known() {
-		verdict.Refuse(reasonCapture, field+message, what, v2Capture, why, adviceCapture)
+		verdict.Refuse(ReasonCapture, field+message, what, v2Capture, why, AdviceCapture)
 	} else {
-		verdict.Warn(reasonCapture, field+message, what, v2Capture, why, adviceCapture)
+		verdict.Warn(ReasonCapture, field+message, what, v2Capture, why, AdviceCapture)
 	}
 }
 

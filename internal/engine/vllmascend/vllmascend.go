@@ -22,7 +22,12 @@ func Adapter() engine.Adapter {
 	a.Flags, a.Variables = flags, variables
 	a.CountsActivations = false // the counting plug-in supports only vLLM's own MoE layers
 	a.Check = check             // vLLM's all-to-all backends are for other devices
-	a.CheckOverlap = nil        // vLLM's backends with overlap are for other devices
+	ofVLLM := a.CheckStart
+	a.CheckStart = func(s engine.Situation, verdict *engine.Support) {
+		ofVLLM(s, verdict)
+		checkCapture(s, verdict)
+	}
+	a.CheckOverlap = nil // vLLM's backends with overlap are for other devices
 	a.OverlapThresholds = nil
 	a.Images, a.Oldest, a.Newest = []string{"vllm-ascend"}, oldest, newest
 	a.Mechanisms = slices.Concat(slices.DeleteFunc(a.Mechanisms, func(m engine.Mechanism) bool {
@@ -42,11 +47,14 @@ func Adapter() engine.Adapter {
 // The releases of the plugin have the numbers of the vLLM releases that they support.
 var (
 	oldest = engine.Release{Minor: 13}
-	newest = engine.Release{Minor: 25, Patch: 1}
+	newest = engine.Release{Minor: 30}
+	// v2Capture is the first release that captures routed experts in the V2 model runner only
+	// (vllm_ascend/platform.py: _validate_routing_replay_config).
+	v2Capture = engine.Release{Minor: 30}
 )
 
 // mechanisms lists the parts of the plugin's interface that this package names, in addition to those of vLLM. The tags
-// v0.13.0 to v0.25.1rc1 were read.
+// v0.13.0 to v0.30.0rc2 were read.
 func mechanisms() []engine.Mechanism {
 	open := engine.Release{}
 	return slices.Concat(
@@ -66,10 +74,26 @@ func check(s engine.Situation, verdict *engine.Support) {
 		return
 	}
 	if slices.Contains(s.UserEnv, vllm.RunnerVariable) {
-		verdict.Warn("MapNeedsV1Runner", "%s is set in the engine's environment: with the V2 model runner, vllm-ascend up to 0.25.1 reads no expert map, and later releases exit at startup. Set it to 0, or use %s", vllm.RunnerVariable, engine.ReshuffledWeights)
+		verdict.Warn("MapNeedsV1Runner", "%s is set in the engine's environment: with the V2 model runner, vllm-ascend up to 0.26 reads no expert map, and later releases exit at startup. Set it to 0, or use %s", vllm.RunnerVariable, engine.ReshuffledWeights)
 	}
 	if flag := vllm.DraftFlag(s.UserArgs); flag != "" {
 		verdict.Warn(engine.ReasonDraftModelExperts, "spec.engine.args sets %s: vllm-ascend loads the first MoE layer of a draft model in the default order of experts, and exits at startup with a second one. With more than one, use %s", flag, engine.ReshuffledWeights)
+	}
+}
+
+// checkCapture refuses routed experts where the plugin exits at startup. Only the V2 model runner captures them, and only
+// the V1 model runner reads a map. The variable selects the runner: vLLM's own choice is not used
+// (vllm_ascend/patch/platform/patch_use_v2_model_runner.py).
+func checkCapture(s engine.Situation, verdict *engine.Support) {
+	if !s.Launch.RoutedExperts || !s.Release.AtLeast(v2Capture) {
+		return
+	}
+	const because = "vllm-ascend %s and newer return routed experts, which spec.profiling.dataset and spec.routing.samplePercent need, only with the V2 model runner"
+	switch {
+	case s.Launch.ExpertMap != "":
+		verdict.Refuse(vllm.ReasonCapture, because+", which reads no expert map. Use %s, or %s", v2Capture, engine.ReshuffledWeights, vllm.AdviceCapture)
+	case !slices.Contains(s.UserEnv, vllm.RunnerVariable):
+		verdict.Refuse(vllm.ReasonCapture, because+": set %s to 1 in spec.engine.env, or %s", v2Capture, vllm.RunnerVariable, vllm.AdviceCapture)
 	}
 }
 

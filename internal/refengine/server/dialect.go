@@ -75,7 +75,7 @@ var engines = []struct {
 }{
 	{"sglang", []engine.Release{{Minor: 5, Patch: 12}, {Minor: 5, Patch: 17}, {Minor: 5, Patch: 23}}, sglangDialect},
 	{"vllm", []engine.Release{{Minor: 22}, {Minor: 25, Patch: 1}, {Minor: 32}, {Minor: 33}}, vllmDialect},
-	{"vllm-ascend", []engine.Release{{Minor: 25, Patch: 1}}, vllmDialect},
+	{"vllm-ascend", []engine.Release{{Minor: 25, Patch: 1}, {Minor: 30}}, vllmDialect},
 	{"tensorrt-llm", []engine.Release{{Major: 1, Minor: 2}, {Major: 1, Minor: 3}}, trtllmDialect},
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -22,13 +23,18 @@ func TestEngineReleases(t *testing.T) {
 		dialect, release string
 		engine           semmoev1.EngineType
 		args             []string
+		env              []corev1.EnvVar
 		realization      string
 		unpinned         bool
 	}{
 		{dialect: "sglang", release: "0.5.12", engine: semmoev1.EngineSGLang, args: []string{"--moe-a2a-backend", "deepep"}, realization: "by the engine's expert map"},
 		{dialect: "sglang", release: "0.5.23", engine: semmoev1.EngineSGLang, args: []string{"--moe-a2a-backend", "deepep"}, realization: "by the engine's expert map"},
-		{dialect: "vllm", release: "0.32.0", engine: semmoev1.EngineVLLM, args: []string{"--all2all-backend", "deepep_low_latency"}, realization: "by reshuffled weights"},
+		{dialect: "vllm", release: "0.33.0", engine: semmoev1.EngineVLLM, args: []string{"--all2all-backend", "deepep_low_latency"}, realization: "by reshuffled weights"},
 		{dialect: "vllm-ascend", release: "0.25.1", engine: semmoev1.EngineVLLMAscend, realization: "by the engine's expert map"},
+		{
+			dialect: "vllm-ascend", release: "0.30.0", engine: semmoev1.EngineVLLMAscend, env: []corev1.EnvVar{{Name: "VLLM_USE_V2_MODEL_RUNNER", Value: "1"}},
+			realization: "by reshuffled weights",
+		},
 		{dialect: "tensorrt-llm", release: "1.3.0", engine: semmoev1.EngineTensorRTLLM, realization: "by the engine's expert map", unpinned: true},
 	} {
 		t.Run(test.dialect+"-"+test.release, func(t *testing.T) {
@@ -45,7 +51,7 @@ func TestEngineReleases(t *testing.T) {
 			storedProfile(t, namespace)
 			moed := storyDeployment(namespace, func(m *semmoev1.MoEDeployment) {
 				m.Spec.Engine = semmoev1.EngineSpec{
-					Type: test.engine, Image: doubleImage, Command: slices.Concat([]string{"/engines", test.dialect + "-" + test.release}, adapter.Command), Args: test.args,
+					Type: test.engine, Image: doubleImage, Command: slices.Concat([]string{"/engines", test.dialect + "-" + test.release}, adapter.Command), Args: test.args, Env: test.env,
 				}
 				if test.unpinned {
 					m.Spec.Routing.SamplePercent = nil

@@ -41,6 +41,9 @@ func checkEntries(text []byte, r entryReader) error {
 	return nil
 }
 
+// maxPredictionLayers is the maximum number of layers of multi-token prediction. Known models have at most three.
+const maxPredictionLayers = 3
+
 // maxEntryDepth is the maximum nesting depth of a configuration.
 const maxEntryDepth = 64
 
@@ -55,8 +58,9 @@ type entryReader struct {
 // entry describes a value for the container of the value.
 type entry struct {
 	// number is set for a number, id for a number that may be an expert number, and module for the name of a module or
-	// a pattern of names. several is set for an integer above 1.
-	number, id, module, several bool
+	// a pattern of names. index is also set for a negative number, which Python counts from the end of a list. several
+	// is set for an integer above 1.
+	number, id, index, module, several bool
 }
 
 // value reads a value. path contains the names of the enclosing members. Values of neutral members are skipped.
@@ -76,12 +80,17 @@ func (r *entryReader) value(path []string) (entry, error) {
 		return entry{}, r.object(path)
 	case json.Number:
 		n, err := token.Int64()
-		return entry{number: true, id: err == nil && n >= 0 && n < int64(r.experts), several: err == nil && n > 1}, nil
+		if isMask(path) {
+			return entry{}, r.refuse(path, "it may be a set or an order of experts")
+		}
+		inRange := err == nil && n >= -int64(r.experts) && n < int64(r.experts)
+		return entry{number: true, id: inRange && n >= 0, index: inRange, several: err == nil && n > 1}, nil
 	case string:
 		if namesUnknown(token) && !neutral(path) {
 			return entry{}, r.refuse(path, "%.100q names an expert in an unknown form", token)
 		}
-		if numbers.MatchString(token) && !neutral(path) && RelatesToExperts(strings.Join(path, ".")) {
+		isList := numbers.MatchString(token) && (RelatesToExperts(strings.Join(path, ".")) || r.listsExperts(token) && !hasWord(path, plainWords) && !isCount(memberName(path)))
+		if (isList || bitSet.MatchString(token) && isMask(path)) && !neutral(path) {
 			return entry{}, r.refuse(path, "%.100q may be a list of experts", token)
 		}
 		return entry{module: isModule(token)}, nil
@@ -91,6 +100,29 @@ func (r *entryReader) value(path []string) (entry, error) {
 
 // numbers matches a string that is a list of numbers.
 var numbers = regexp.MustCompile(`^[\s,;:|()\[\]-]*\d[\d\s,;:|()\[\]-]*$`)
+
+// listsExperts reports whether a string that is a list of numbers has several numbers, and all of them may be expert
+// numbers.
+func (r *entryReader) listsExperts(list string) bool {
+	found := digits.FindAllString(list, -1)
+	return len(found) > 1 && !slices.ContainsFunc(found, func(number string) bool {
+		n, err := strconv.Atoi(number)
+		return err != nil || n >= r.experts
+	})
+}
+
+// maskWord matches names of members that may contain a set or an order of experts in one value. bitSet matches such a
+// value in a string.
+var (
+	maskWord = regexp.MustCompile(`(?i)mask|bitmap|bitset|bit_set|perm|order|placement|mapping|assign`)
+	bitSet   = regexp.MustCompile(`^(?:0[xXbB])?[0-9A-Fa-f]{2,}$`)
+)
+
+// isMask reports whether a value may be a set or an order of experts.
+func isMask(path []string) bool {
+	member := memberName(path)
+	return maskWord.MatchString(member) && !isCount(member) && RelatesToExperts(strings.Join(path, ".")) && !neutral(path)
+}
 
 func (r *entryReader) object(path []string) error {
 	stems, keys := map[string]int{}, 0
@@ -108,6 +140,9 @@ func (r *entryReader) object(path []string) error {
 		keys++
 		if namesUnknown(key) && !neutral(inner) {
 			return r.refuse(inner, "the name is that of an expert, in an unknown form")
+		}
+		if numberPath.MatchString(key) && !neutral(path) && !isKeyedByLayer(path) {
+			return r.refuse(path, "its member %.100q may contain an expert number", key)
 		}
 		if r.foreign && !neutral(inner) && (value.several && isGrouping(key) || value.id && isUnknownCount(key)) {
 			return r.refuse(inner, "its meaning is unknown")
@@ -146,7 +181,7 @@ func (r *entryReader) array(path []string) error {
 			return err
 		}
 		length++
-		numbersOnly, ids, modules = numbersOnly && item.number, ids && item.id, modules && item.module
+		numbersOnly, ids, modules = numbersOnly && item.number, ids && item.index, modules && item.module
 	}
 	if _, err := r.decoder.Token(); err != nil {
 		return jsonError(err)
@@ -156,7 +191,8 @@ func (r *entryReader) array(path []string) error {
 	case length == experts && length != r.layers && slices.Contains(layerMembers, memberName(path)):
 		return r.refuse(path, "it has an entry for each of %d experts", experts)
 	case neutral(path) || length == 0 || experts < 2:
-	case length%experts == 0 && (numbersOnly || length == experts && !modules && !isModuleList(path)) && !r.isPerLayer(path, length):
+	case r.isPerLayer(path, length): // the numbers are settings of layers
+	case length%experts == 0 && (numbersOnly || length == experts && !modules && !isModuleList(path)):
 		return r.refuse(path, "it has %d entries, and a layer %d experts", length, experts)
 	case ids && !hasWord(path, plainWords):
 		return r.refuse(path, "its numbers may be expert numbers")
@@ -183,8 +219,8 @@ func (r *entryReader) refuse(path []string, format string, args ...any) error {
 var (
 	// neutralMembers are members of configurations that never refer to experts, regardless of their value.
 	neutralMembers = []string{
-		"vision_config", "audio_config", "rope_scaling", "rope_parameters", "id2label", "label2id", "architectures", "auto_map", "eos_token_id", "bos_token_id",
-		"pad_token_id", "mlp_only_layers", "moe_layer_freq", "layer_types", "mlp_layer_types", "layers_block_type", "moe_layers", "moe_layers_enum", "moe_topk", "num_shared_expert",
+		"vision_config", "audio_config", "talker_config", "code2wav_config", "token2wav_config", "rope_scaling", "rope_parameters", "id2label", "label2id", "architectures", "auto_map", "eos_token_id", "bos_token_id",
+		"pad_token_id", "mlp_only_layers", "moe_layer_freq", "is_moe_layer", "layer_types", "mlp_layer_types", "layers_block_type", "moe_layers", "moe_layers_enum", "moe_topk", "num_shared_expert",
 		"moe_intermediate_size", "compress_ratios", "hybrid_layer_pattern", "added_tokens_decoder", "_name_or_path", "name_or_path",
 		"base_model_name_or_path", "model_type", "transformers_version", "torch_dtype", "dtype", "weight_block_size", "version", "mrope_section", "bad_words_ids", "forced_decoder_ids",
 	}
@@ -194,7 +230,7 @@ var (
 	// experts.
 	plainWords = []string{
 		"layer", "token", "size", "shape", "dim", "head", "block", "window", "bits", "rope", "label", "lang", "image", "vision", "video", "audio", "pixel",
-		"mean", "std", "stride", "kernel", "version", "visual", "section", "total",
+		"mean", "std", "stride", "kernel", "version", "visual", "section", "total", "attn", "attention", "limits", "factors", "ratios",
 	}
 	// countWords are parts of names of members that are counts or sizes.
 	countWords = []string{
@@ -238,9 +274,10 @@ func memberName(path []string) string {
 // isKeyedByLayer reports whether the numeric keys of a map are layers. A second level of numbers would be experts.
 func isKeyedByLayer(path []string) bool { return hasWord(path, []string{"layer"}) }
 
-// isPerLayer reports whether a list has an entry for each layer.
+// isPerLayer reports whether a list has an entry for each layer. Lists of models with multi-token prediction continue
+// with its layers.
 func (r *entryReader) isPerLayer(path []string, length int) bool {
-	return length == r.layers && hasWord(path, []string{"layer"})
+	return length >= r.layers && length <= r.layers+maxPredictionLayers && hasWord(path, []string{"layer", "attn", "attention", "limits", "factors", "window", "rope"})
 }
 
 // isModuleList reports whether a list contains names of modules, or patterns of names, which are compared with the
@@ -283,8 +320,17 @@ func isUnknownCount(member string) bool {
 	return expertCount.MatchString(member) && !knownCount.MatchString(member)
 }
 
+// shortName matches abbreviated names of one expert, such as e3 and L1E3. numberPath matches several numbers, such as
+// the layer and the expert in 1.3, or the first and the last expert in 0-5.
+var (
+	shortName  = regexp.MustCompile(`(?i)^(?:l(?:ayer)?[-_.]?\d+[-_./:]?)?e(?:xp)?[-_.]?\d+$`)
+	numberPath = regexp.MustCompile(`^\d+(?:[-./:,_ ]+\d+)+$`)
+)
+
 // namesUnknown reports whether a string names an expert and is neither the path of a module nor a pattern.
-func namesUnknown(text string) bool { return NamesExpert(text) && !isModule(text) }
+func namesUnknown(text string) bool {
+	return NamesExpert(text) && !isModule(text) || shortName.MatchString(text)
+}
 
 // RelatesToExperts reports whether a name is related to routed experts.
 func RelatesToExperts(name string) bool {

@@ -20,8 +20,11 @@ func (c *Config) CheckEntries(text []byte) error {
 	if c.LayoutAs != "" {
 		check = modelconfig.CheckForeignEntries
 	}
-	if err := check(text, c.Experts, c.Layers); err != nil {
-		return Invalidf("%v", err)
+	// A list may have entries for the zero experts as well.
+	for _, experts := range slices.Compact([]int{c.Experts, c.Experts + c.ZeroExperts}) {
+		if err := check(text, experts, c.Layers); err != nil {
+			return Invalidf("%v", err)
+		}
 	}
 	return nil
 }
@@ -35,18 +38,19 @@ var tensorSuffix = regexp.MustCompile(`^(?:[._](?:weight|bias|blocks|scales?(?:_
 var identity = regexp.MustCompile(`(?:^|[._])(?:ids?|idx|index|indices|number|order|position|rank|slot|map)(?:$|[._])`)
 
 // isOfExpert reports whether a tensor belongs only to the expert with the number before the name. Another number in the
-// name could be that of another expert.
-func isOfExpert(f *family.Family, name string) bool {
+// name, or the integers of a tensor with an unknown name, could be numbers of other experts.
+func isOfExpert(f *family.Family, name string, dtype DType) bool {
 	if len(f.Projections) == 0 {
 		return false // the layout has no separate experts
 	}
+	isInteger := slices.Contains([]DType{"I16", "U16", "I32", "U32", "I64", "U64"}, dtype)
 	module, rest, _ := strings.Cut(name, ".")
 	for _, projection := range f.Projections {
 		if suffix, ok := strings.CutPrefix(module, projection); ok && tensorSuffix.MatchString(suffix) {
 			return !modelconfig.RelatesToExperts(rest) && !hasNumber(rest)
 		}
 	}
-	return name != "" && !identity.MatchString(name) && !strings.ContainsAny(module, "0123456789") && !modelconfig.RelatesToExperts(name) && !hasNumber(rest)
+	return name != "" && !isInteger && !identity.MatchString(name) && !strings.ContainsAny(module, "0123456789") && !modelconfig.RelatesToExperts(name) && !hasNumber(rest)
 }
 
 // hasNumber reports whether a component of a name is a number, other than a step of a sequential quantiser.

@@ -89,12 +89,13 @@ func (c *Checkpoint) addPart(l *MoELayer, part Part, name string) error {
 	if part.block != l.block {
 		return Invalidf("tensor %q and the tensors under %q belong to the same layer %d", name, l.block, part.Layer)
 	}
+	tensor, _ := c.Tensor(name)
 	switch {
 	case part.Role == Gate:
 		l.Gate = append(l.Gate, name)
 	case part.Role == Fused:
 		l.Fused = append(l.Fused, name)
-	case part.Role == Expert && isOfExpert(c.Config.family(), part.Name):
+	case part.Role == Expert && isOfExpert(c.Config.family(), part.Name, tensor.DType):
 		if part.Expert >= c.Config.Experts && part.Expert < c.Config.Experts+c.Config.ZeroExperts {
 			return nil // transformers 5 stores weights of zero experts, which do not move
 		}
@@ -106,12 +107,11 @@ func (c *Checkpoint) addPart(l *MoELayer, part Part, name string) error {
 		}
 		l.experts[part.Name][part.Expert] = true
 		if isWeight(part.Name) {
-			weight, _ := c.Tensor(name)
 			first, known := l.weights[part.Name]
 			if !known {
-				l.weights[part.Name] = weight
+				l.weights[part.Name] = tensor
 			}
-			l.mixed = l.mixed || known && !sameKind(first, weight)
+			l.mixed = l.mixed || known && !sameKind(first, tensor)
 		}
 	default:
 		l.Unrecognised = append(l.Unrecognised, name)

@@ -76,6 +76,7 @@ func TestForeignLayouts(t *testing.T) {
 		"lookup table of a gate":               {"qwen3_moe", tensor("mlp.gate.tid2eid", "I64", 16, 2), "mlp.gate.tid2eid"},
 		// Experts.
 		"expert numbers in experts":            {"qwen3_moe", func(m *model) { perExpert(m, "expert_id", "I64", 1) }, "expert_id"},
+		"successors of experts":                {"qwen3_moe", func(m *model) { perExpert(m, "successor", "I64", 1) }, "successor"},
 		"ranks in experts":                     {"qwen3_moe", func(m *model) { perExpert(m, "home_rank", "I32", 1) }, "home_rank"},
 		"experts of another width":             {"qwen3_moe", tensor("mlp.experts.3.up_proj.weight", "BF16", 6, 4), "expert 3"},
 		"experts of another type":              {"qwen3_moe", tensor("mlp.experts.3.up_proj.weight", "F8_E4M3", 2, 4), "expert 3"},

@@ -12,6 +12,8 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"hash/maphash"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -88,6 +90,12 @@ func open(dir, layoutAs string) (*Checkpoint, error) {
 	if !info.IsDir() {
 		return nil, Invalidf("model path %s is a file; use the directory that contains %s", dir, configFile)
 	}
+	if _, err := os.Stat(filepath.Join(dir, configFile)); errors.Is(err, fs.ErrNotExist) {
+		weights, _ := weightFiles(dir, ".safetensors")
+		if other := otherFormat(dir); other != "" && len(weights) == 0 {
+			return nil, Invalidf("%s has no %s and %s", dir, configFile, other)
+		}
+	}
 	configText, err := readSmallFile("model config", filepath.Join(dir, configFile))
 	if err != nil {
 		return nil, err
@@ -95,7 +103,7 @@ func open(dir, layoutAs string) (*Checkpoint, error) {
 	config, err := parseConfig(configText, layoutAs)
 	noPlan, _ := errors.AsType[*NoPlanError](err)
 	if noPlan != nil {
-		config, noPlan.Reason = &Config{ModelType: noPlan.ModelType}, configFile+": "+noPlan.Reason
+		config, noPlan.Reason = &Config{ModelType: noPlan.ModelType, LayoutAs: layoutAs}, configFile+": "+noPlan.Reason
 	} else if err != nil {
 		return nil, Invalidf("%s: %v", filepath.Join(dir, configFile), err)
 	}
@@ -260,7 +268,7 @@ func (c *Checkpoint) eachIndexed(text []byte, call func(tensor, file string) err
 	if open, err := decoder.Token(); err != nil || open != json.Delim('{') {
 		return invalid(cmp.Or(err, errors.New("not a JSON object")))
 	}
-	entries := 0
+	entries, found := 0, false
 	for decoder.More() {
 		member, err := decoder.Token()
 		if err != nil {
@@ -273,6 +281,10 @@ func (c *Checkpoint) eachIndexed(text []byte, call func(tensor, file string) err
 			}
 			continue
 		}
+		if found {
+			return invalid(errors.New("weight_map appears twice"))
+		}
+		found = true
 		if open, err := decoder.Token(); err != nil || open != json.Delim('{') {
 			return invalid(cmp.Or(err, errors.New("weight_map is not an object")))
 		}
@@ -300,6 +312,9 @@ func (c *Checkpoint) eachIndexed(text []byte, call func(tensor, file string) err
 	}
 	if _, err := decoder.Token(); err != nil {
 		return invalid(err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return invalid(errors.New("text after the JSON object"))
 	}
 	if entries == 0 {
 		return Invalidf("%s: weight_map is missing or empty", path)
@@ -354,10 +369,11 @@ func (c *Checkpoint) openShards() error {
 	return c.compareIndex(index)
 }
 
-// openShard opens a shard and adds it to the digest. The text of its header is released, because it takes as much memory
-// as the parsed header.
+// openShard opens a shard and adds it to the digest. The text of its header is not kept, because it takes more memory
+// than the parsed header.
 func (c *Checkpoint) openShard(name string, h hash.Hash) error {
-	shard, err := OpenFile(filepath.Join(c.Dir, name))
+	frame(h, []byte(name))
+	shard, err := openFile(filepath.Join(c.Dir, name), h)
 	if err != nil {
 		return err
 	}
@@ -368,10 +384,7 @@ func (c *Checkpoint) openShard(name string, h hash.Hash) error {
 		}
 		c.shardOf[tensor] = shard
 	}
-	frame(h, []byte(name))
-	frame(h, shard.HeaderText)
 	frame(h, binary.LittleEndian.AppendUint64(nil, uint64(shard.Size)))
-	shard.HeaderText = nil
 	return nil
 }
 
@@ -380,15 +393,21 @@ func (c *Checkpoint) compareIndex(index []byte) error {
 	const different = "index and shards belong to different checkpoints"
 	places := map[string]string{} // file by tensor, for tensors that are not in the listed file
 	placed := 0
+	// The sums of the hashes differ if the index lists a tensor twice and another one not at all.
+	seed, sum := maphash.MakeSeed(), uint64(0)
 	if err := c.eachIndexed(index, func(tensor, file string) error {
 		if shard, found := c.shardOf[tensor]; !found || shard.Name() != file {
 			places[tensor] = file
 			return nil
 		}
 		placed++
+		sum += maphash.String(seed, tensor)
 		return nil
 	}); err != nil {
 		return err
+	}
+	for tensor := range c.shardOf {
+		sum -= maphash.String(seed, tensor)
 	}
 	if len(places) > 0 {
 		tensor := slices.Min(slices.Collect(maps.Keys(places))) // deterministic choice
@@ -401,16 +420,19 @@ func (c *Checkpoint) compareIndex(index []byte) error {
 		}
 		return Invalidf("%s does not contain tensor %q, which %s lists in this file: %s", filepath.Join(c.Dir, file), tensor, c.IndexName, different)
 	}
-	if placed < len(c.shardOf) {
+	if placed != len(c.shardOf) || sum != 0 {
 		return c.unindexed(index)
 	}
 	return nil
 }
 
-// unindexed returns an error that names a tensor missing from the index, or nil if the index lists all tensors.
+// unindexed returns an error that names a tensor that the index lists twice or not at all, or nil if there is none.
 func (c *Checkpoint) unindexed(index []byte) error {
 	left := maps.Clone(c.shardOf)
 	if err := c.eachIndexed(index, func(tensor, _ string) error {
+		if _, isLeft := left[tensor]; !isLeft && c.shardOf[tensor] != nil {
+			return Invalidf("%s lists tensor %q twice", c.listing(), tensor)
+		}
 		delete(left, tensor)
 		return nil
 	}); err != nil {
@@ -445,8 +467,10 @@ func readSmallFile(what, path string) ([]byte, error) {
 	if len(text) == 0 {
 		return nil, Invalidf("%s %s is empty", what, path)
 	}
-	if err := checkPlaceholder(text); err != nil {
-		return nil, Invalidf("%s %s %v", what, path, err)
+	for _, check := range []func([]byte) error{checkPlaceholder, checkEncoding} {
+		if err := check(text); err != nil {
+			return nil, Invalidf("%s %s %v", what, path, err)
+		}
 	}
 	return text, nil
 }

@@ -17,6 +17,10 @@ const tinyModel = "../../refengine/testdata/tiny-qwen3moe"
 
 const smallConfig = `{"model_type":"mixtral","num_hidden_layers":1,"num_local_experts":2,"num_experts_per_tok":1,"hidden_size":2,"vocab_size":4}`
 
+func twoTensors(first, second string) []byte {
+	return safetensorsBytes(`{"`+first+`":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"`+second+`":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, []byte{1, 2})
+}
+
 func oneTensor(name string, value byte) []byte {
 	return safetensorsBytes(`{"`+name+`":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, []byte{value})
 }
@@ -93,31 +97,43 @@ func TestOpenRefuses(t *testing.T) {
 		changes map[string][]byte
 		want    []string
 	}{
-		"no config":           {map[string][]byte{configFile: nil}, []string{configFile, "does not exist"}},
-		"empty config":        {map[string][]byte{configFile: {}}, []string{configFile, "is empty"}},
-		"unknown family":      {map[string][]byte{configFile: []byte(`{"model_type":"bert"}`)}, []string{configFile, `"bert"`, "mixtral"}},
-		"no weights":          {map[string][]byte{indexFile: nil, "one.safetensors": nil, "two.safetensors": nil}, []string{"neither model.safetensors.index.json nor model.safetensors"}},
-		"broken index":        {map[string][]byte{indexFile: []byte(`{`)}, []string{indexFile, "not a valid index"}},
-		"empty index":         {map[string][]byte{indexFile: []byte(`{}`)}, []string{"weight_map is missing or empty"}},
-		"index leaves dir":    {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"../one.safetensors"}}`)}, []string{`"../one.safetensors"`, "next to the index"}},
-		"shard missing":       {map[string][]byte{"two.safetensors": nil}, []string{"two.safetensors", "does not exist"}},
-		"shard truncated":     {map[string][]byte{"two.safetensors": oneTensor("b", 2)[:61]}, []string{"two.safetensors", "truncated", "61 bytes", "needs 62"}},
-		"tensor unknown":      {map[string][]byte{"two.safetensors": oneTensor("c", 2)}, []string{"two.safetensors", `"c"`, "different checkpoints"}},
-		"tensor missing":      {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"one.safetensors","b":"two.safetensors","c":"two.safetensors"}}`)}, []string{"two.safetensors", `"c"`}},
-		"tensor in two":       {map[string][]byte{"two.safetensors": oneTensor("a", 2)}, []string{`"a" is in both`}},
-		"tensor moved":        {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"two.safetensors","b":"one.safetensors"}}`)}, []string{"one.safetensors", `"a"`, "does not list in this file"}},
-		"shard is a log":      {map[string][]byte{"one.safetensors": []byte("version https://git-lfs")}, []string{"one.safetensors", "not a safetensors file"}},
-		"index is a pointer":  {map[string][]byte{indexFile: []byte(pointer)}, []string{indexFile, "is a git-lfs pointer", "git lfs pull"}},
-		"config is a pointer": {map[string][]byte{configFile: []byte(pointer)}, []string{configFile, "is a git-lfs pointer"}},
-		"shard is a pointer":  {map[string][]byte{"two.safetensors": []byte(pointer)}, []string{"two.safetensors", "is a git-lfs pointer"}},
-		"shard is a page":     {map[string][]byte{"two.safetensors": []byte("\n<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>")}, []string{"two.safetensors", "is a web page"}},
-		"config is a page":    {map[string][]byte{configFile: []byte("<HTML lang=en><body>403 Forbidden</body></HTML>")}, []string{configFile, "is a web page"}},
-		"index is an error":   {map[string][]byte{indexFile: []byte(`<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>`)}, []string{indexFile, "is a web page"}},
-		"two other indices":   {map[string][]byte{indexFile: nil, "a.safetensors.index.json": []byte("{}"), "b.safetensors.index.json": []byte("{}")}, []string{"a.safetensors.index.json and b.safetensors.index.json", "keep one"}},
-		"tensor in two files": {map[string][]byte{indexFile: nil, "two.safetensors": oneTensor("a", 2)}, []string{`"a" is in both`, "one.safetensors", "two.safetensors"}},
-		"one of a set":        {map[string][]byte{indexFile: nil, "m-00001-of-00002.safetensors": oneTensor("c", 1)}, []string{"but not m-00002-of-00002.safetensors"}},
-		"a set too large":     {map[string][]byte{indexFile: nil, "m-1-of-99999999999999999999.safetensors": oneTensor("c", 1)}, []string{"is one of more than"}},
-		"config unreachable":  {map[string][]byte{configFile: []byte(`[]`)}, []string{configFile, "not a valid model config"}},
+		"no config":            {map[string][]byte{configFile: nil}, []string{configFile, "does not exist"}},
+		"empty config":         {map[string][]byte{configFile: {}}, []string{configFile, "is empty"}},
+		"unknown family":       {map[string][]byte{configFile: []byte(`{"model_type":"bert"}`)}, []string{configFile, `"bert"`, "mixtral"}},
+		"no weights":           {map[string][]byte{indexFile: nil, "one.safetensors": nil, "two.safetensors": nil}, []string{"neither model.safetensors.index.json nor model.safetensors"}},
+		"broken index":         {map[string][]byte{indexFile: []byte(`{`)}, []string{indexFile, "not a valid index"}},
+		"empty index":          {map[string][]byte{indexFile: []byte(`{}`)}, []string{"weight_map is missing or empty"}},
+		"index leaves dir":     {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"../one.safetensors"}}`)}, []string{`"../one.safetensors"`, "next to the index"}},
+		"shard missing":        {map[string][]byte{"two.safetensors": nil}, []string{"two.safetensors", "does not exist"}},
+		"shard truncated":      {map[string][]byte{"two.safetensors": oneTensor("b", 2)[:61]}, []string{"two.safetensors", "truncated", "61 bytes", "needs 62"}},
+		"tensor unknown":       {map[string][]byte{"two.safetensors": oneTensor("c", 2)}, []string{"two.safetensors", `"c"`, "different checkpoints"}},
+		"tensor missing":       {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"one.safetensors","b":"two.safetensors","c":"two.safetensors"}}`)}, []string{"two.safetensors", `"c"`}},
+		"tensor in two":        {map[string][]byte{"two.safetensors": oneTensor("a", 2)}, []string{`"a" is in both`}},
+		"tensor moved":         {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"two.safetensors","b":"one.safetensors"}}`)}, []string{"one.safetensors", `"a"`, "does not list in this file"}},
+		"shard is a log":       {map[string][]byte{"one.safetensors": []byte("version https://git-lfs")}, []string{"one.safetensors", "not a safetensors file"}},
+		"index is a pointer":   {map[string][]byte{indexFile: []byte(pointer)}, []string{indexFile, "is a git-lfs pointer", "git lfs pull"}},
+		"config is a pointer":  {map[string][]byte{configFile: []byte(pointer)}, []string{configFile, "is a git-lfs pointer"}},
+		"shard is a pointer":   {map[string][]byte{"two.safetensors": []byte(pointer)}, []string{"two.safetensors", "is a git-lfs pointer"}},
+		"shard is a page":      {map[string][]byte{"two.safetensors": []byte("\n<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>")}, []string{"two.safetensors", "is a web page"}},
+		"config is a page":     {map[string][]byte{configFile: []byte("<HTML lang=en><body>403 Forbidden</body></HTML>")}, []string{configFile, "is a web page"}},
+		"index is an error":    {map[string][]byte{indexFile: []byte(`<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>`)}, []string{indexFile, "is a web page"}},
+		"two other indices":    {map[string][]byte{indexFile: nil, "a.safetensors.index.json": []byte("{}"), "b.safetensors.index.json": []byte("{}")}, []string{"a.safetensors.index.json and b.safetensors.index.json", "keep one"}},
+		"tensor in two files":  {map[string][]byte{indexFile: nil, "two.safetensors": oneTensor("a", 2)}, []string{`"a" is in both`, "one.safetensors", "two.safetensors"}},
+		"one of a set":         {map[string][]byte{indexFile: nil, "m-00001-of-00002.safetensors": oneTensor("c", 1)}, []string{"but not m-00002-of-00002.safetensors"}},
+		"a set too large":      {map[string][]byte{indexFile: nil, "m-1-of-99999999999999999999.safetensors": oneTensor("c", 1)}, []string{"is one of more than"}},
+		"tensor listed twice":  {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"one.safetensors","b":"two.safetensors","a":"one.safetensors"}}`)}, []string{indexFile, `lists tensor "a" twice`}},
+		"one twice, one not":   {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"one.safetensors","a":"one.safetensors"}}`), "one.safetensors": twoTensors("a", "b"), "two.safetensors": nil}, []string{indexFile, `lists tensor "a" twice`}},
+		"two weight maps":      {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"one.safetensors"},"weight_map":{"b":"two.safetensors"}}`)}, []string{indexFile, "weight_map appears twice"}},
+		"text after the index": {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"one.safetensors","b":"two.safetensors"}} {}`)}, []string{indexFile, "text after the JSON object"}},
+		"config in UTF-16":     {map[string][]byte{configFile: []byte("\xff\xfe{\x00}\x00")}, []string{configFile, "byte order mark", "UTF-8"}},
+		"index with a mark":    {map[string][]byte{indexFile: []byte("\xef\xbb\xbf{}")}, []string{indexFile, "byte order mark"}},
+		"only GGUF":            {map[string][]byte{indexFile: nil, "one.safetensors": nil, "two.safetensors": nil, "m-Q4_K_M.gguf": []byte("GGUF")}, []string{"GGUF (m-Q4_K_M.gguf), which is not supported"}},
+		"GGUF without config":  {map[string][]byte{configFile: nil, indexFile: nil, "one.safetensors": nil, "two.safetensors": nil, "m.gguf": []byte("GGUF")}, []string{"no config.json", "GGUF (m.gguf)"}},
+		"only PyTorch":         {map[string][]byte{indexFile: nil, "one.safetensors": nil, "two.safetensors": nil, "pytorch_model.bin": []byte("PK")}, []string{"PyTorch's format (pytorch_model.bin)"}},
+		"only Mistral":         {map[string][]byte{indexFile: nil, "one.safetensors": nil, "two.safetensors": nil, "consolidated.safetensors": oneTensor("a", 2)}, []string{"Mistral's own format (consolidated.safetensors)"}},
+		"shard is GGUF":        {map[string][]byte{"two.safetensors": append([]byte("GGUF\x03\x00\x00\x00"), make([]byte, 99)...)}, []string{"two.safetensors", "is a GGUF file"}},
+		"shard is PyTorch":     {map[string][]byte{"two.safetensors": append([]byte("PK\x03\x04"), make([]byte, 99)...)}, []string{"two.safetensors", "is a PyTorch file"}},
+		"config unreachable":   {map[string][]byte{configFile: []byte(`[]`)}, []string{configFile, "not a valid model config"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Open(writeSmall(t, test.changes))

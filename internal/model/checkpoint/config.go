@@ -168,7 +168,7 @@ func ParseConfig(text []byte) (*Config, error) { return parseConfig(text, "") }
 func parseConfig(text []byte, layoutAs string) (*Config, error) {
 	text = modelconfig.Strict(text)
 	var raw rawConfig
-	if err := json.Unmarshal(text, &raw); err != nil {
+	if err := json.Unmarshal(exactMembers(text), &raw); err != nil {
 		// A field of an unknown model type, or of a later release, may have any form.
 		var members map[string]json.RawMessage
 		if json.Unmarshal(text, &members) != nil {
@@ -208,6 +208,23 @@ func parseConfig(text []byte, layoutAs string) (*Config, error) {
 		return nil, &NoPlanError{raw.ModelType, invalid.Error()} // engines may have a default for a missing field
 	}
 	return config, err
+}
+
+// exactMembers returns a config without members whose names have other characters than those of the fields. Engines
+// distinguish n_group from N_Group, and package json does not.
+func exactMembers(text []byte) []byte {
+	var members map[string]json.RawMessage
+	if json.Unmarshal(text, &members) != nil {
+		return text
+	}
+	maps.DeleteFunc(members, func(name string, _ json.RawMessage) bool {
+		return strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789_") != ""
+	})
+	exact, err := json.Marshal(members)
+	if err != nil {
+		return text
+	}
+	return exact
 }
 
 func (r rawConfig) config(text []byte, layoutAs string) (*Config, error) {

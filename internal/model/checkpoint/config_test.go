@@ -27,6 +27,10 @@ func TestParseConfigFamilies(t *testing.T) {
 			`{"model_type":"qwen2_moe","num_hidden_layers":8,"num_experts":60,"num_experts_per_tok":4,"torch_dtype":"bfloat16","decoder_sparse_step":2,"mlp_only_layers":[3],` + base + `}`,
 			Config{ModelType: "qwen2_moe", Layers: 8, MoELayers: []int{1, 5, 7}, Experts: 60, ExpertsPerToken: 4, Groups: 1, GroupsPerToken: 1, DType: "bfloat16"},
 		},
+		"members that differ in case": {
+			`{"model_type":"qwen3_moe","num_hidden_layers":2,"num_experts":16,"num_experts_per_tok":4,"n_group":4,"topk_group":2,"N_GROUP":1,"TopK_Group":1,"NUM_EXPERTS":4,` + base + `}`,
+			Config{ModelType: "qwen3_moe", Layers: 2, MoELayers: []int{0, 1}, Experts: 16, ExpertsPerToken: 4, Groups: 4, GroupsPerToken: 2},
+		},
 		"deepseek_v3 with groups": {
 			`{"model_type":"deepseek_v3","num_hidden_layers":6,"n_routed_experts":256,"num_experts_per_tok":8,"n_group":8,"topk_group":4,"first_k_dense_replace":3,"moe_layer_freq":1,` + base + `}`,
 			Config{ModelType: "deepseek_v3", Layers: 6, MoELayers: []int{3, 4, 5}, Experts: 256, ExpertsPerToken: 8, Groups: 8, GroupsPerToken: 4},
@@ -156,6 +160,9 @@ func TestServedWithoutPlan(t *testing.T) {
 		report, err := InspectAs(dir, want.layoutAs)
 		if err != nil || !strings.Contains(report.Unprofilable, want.reason) || report.Unmappable == "" || report.Unpermutable == "" || report.Shards != 1 || report.ModelDigest == "" {
 			t.Errorf("%s: report %+v, error %v", text, report, err)
+		}
+		if strings.Contains(report.Unprofilable, "layoutAs") != (want.layoutAs == "" && report.Family == UnknownFamily) {
+			t.Errorf("%s: advice in %q", text, report.Unprofilable)
 		}
 		if encoded, err := json.Marshal(report); err != nil || len(encoded) > 4096 {
 			t.Errorf("%s: report of %d bytes, error %v", text, len(encoded), err)

@@ -16,6 +16,11 @@ import (
 // EncodeHeader encodes a header as JSON, with tensors ordered by offset, padded with spaces to at least size bytes.
 // ParseHeader reads it back.
 func EncodeHeader(h *Header, size int) ([]byte, error) {
+	return EncodeRenamed(h, size, func(name string) string { return name })
+}
+
+// EncodeRenamed encodes a header in the same way, with other names of the tensors.
+func EncodeRenamed(h *Header, size int, newName func(string) string) ([]byte, error) {
 	var out bytes.Buffer
 	out.Grow(max(size, 128*len(h.Tensors)))
 	encoder := json.NewEncoder(&out)
@@ -46,7 +51,7 @@ func EncodeHeader(h *Header, size int) ([]byte, error) {
 			Shape   []int64  `json:"shape"`
 			Offsets [2]int64 `json:"data_offsets"`
 		}{t.DType, append([]int64{}, t.Shape...), [2]int64{t.Begin, t.End}}
-		if err := field(name, entry); err != nil {
+		if err := field(newName(name), entry); err != nil {
 			return nil, err
 		}
 	}

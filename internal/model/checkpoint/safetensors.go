@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -76,9 +77,12 @@ func (h *Header) DataBytes() int64 {
 // ParseHeader parses the JSON header of a safetensors file, without the eight length bytes. It requires known dtypes,
 // byte ranges of length shape times dtype, and contiguous ranges from zero. Errors are *InvalidError and name the
 // tensor.
-func ParseHeader(text []byte) (*Header, error) {
+func ParseHeader(text []byte) (*Header, error) { return parseHeader(bytes.NewReader(text)) }
+
+// parseHeader parses a header that is read part by part, because its text is larger than the result.
+func parseHeader(text io.Reader) (*Header, error) {
 	h := &Header{Tensors: map[string]Tensor{}}
-	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder := json.NewDecoder(text)
 	if open, err := decoder.Token(); err != nil || open != json.Delim('{') {
 		return nil, Invalidf("header is not a JSON object")
 	}
@@ -95,8 +99,8 @@ func ParseHeader(text []byte) (*Header, error) {
 	if _, err := decoder.Token(); err != nil {
 		return nil, Invalidf("header is not valid JSON: %v", err)
 	}
-	if rest := bytes.Trim(text[decoder.InputOffset():], " \t\r\n"); len(rest) > 0 {
-		return nil, Invalidf("header has %d bytes after the JSON object", len(rest))
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return nil, Invalidf("header has text after the JSON object")
 	}
 	return h, h.checkRanges()
 }
@@ -201,12 +205,23 @@ type File struct {
 
 // OpenFile opens a safetensors file and reads its header.
 func OpenFile(path string) (*File, error) {
+	var framed bytes.Buffer
+	f, err := openFile(path, &framed)
+	if err == nil {
+		f.HeaderText = framed.Bytes()[8:]
+	}
+	return f, err
+}
+
+// openFile opens a safetensors file and reads its header. It writes the length bytes and the text of the header to
+// framed.
+func openFile(path string, framed io.Writer) (*File, error) {
 	file, err := openRegular(path)
 	if err != nil {
 		return nil, err
 	}
 	f := &File{Path: path, file: file}
-	if err := f.readHeader(); err != nil {
+	if err := f.readHeader(framed); err != nil {
 		file.Close()
 		return nil, err
 	}
@@ -240,29 +255,48 @@ func (f *File) ReadHeaderText() ([]byte, error) {
 // Close closes the file.
 func (f *File) Close() error { return f.file.Close() }
 
-func (f *File) readHeader() error {
+func (f *File) readHeader(framed io.Writer) error {
 	info, err := f.file.Stat()
 	if err != nil {
 		return classify("safetensors file", f.Path, err)
 	}
 	f.Size = info.Size()
-	text, err := readHeaderText(f.file, f.Size)
+	length, err := readHeaderLength(f.file, f.Size)
 	if err != nil {
 		return f.wrap(err)
 	}
-	header, err := ParseHeader(text)
-	if err != nil {
+	if _, err := framed.Write(binary.LittleEndian.AppendUint64(nil, uint64(length))); err != nil {
+		return err
+	}
+	text := &failingReader{Reader: io.TeeReader(io.NewSectionReader(f.file, 8, length), framed)}
+	header, err := parseHeader(text)
+	if err := cmp.Or(text.err, err); err != nil {
 		return f.wrap(err)
 	}
-	if want := 8 + int64(len(text)) + header.DataBytes(); want != f.Size {
+	if want := 8 + length + header.DataBytes(); want != f.Size {
 		problem := "is truncated"
 		if f.Size > want {
 			problem = "has extra bytes at the end"
 		}
 		return Invalidf("%s %s: it has %d bytes, its header needs %d: fetch the file again", f.Path, problem, f.Size, want)
 	}
-	f.Header, f.HeaderText, f.headerBytes = *header, text, int64(len(text))
+	f.Header, f.headerBytes = *header, length
 	return nil
+}
+
+// failingReader remembers the error of a read, which another read may not have, so that it is not taken for an invalid
+// header.
+type failingReader struct {
+	io.Reader
+	err error
+}
+
+func (r *failingReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		r.err = err
+	}
+	return n, err
 }
 
 // openRegular opens a regular file. It refuses a FIFO, a device or a socket without opening it, because opening a FIFO
@@ -288,32 +322,39 @@ func (f *File) wrap(err error) error {
 
 // readHeaderText reads the JSON header of a file of the given size.
 func readHeaderText(r io.ReaderAt, size int64) ([]byte, error) {
+	length, err := readHeaderLength(r, size)
+	if err != nil {
+		return nil, err
+	}
+	text := make([]byte, length)
+	_, err = r.ReadAt(text, 8)
+	return text, err
+}
+
+// readHeaderLength reads the length of the JSON header of a file of the given size.
+func readHeaderLength(r io.ReaderAt, size int64) (int64, error) {
 	if size < 8 {
-		return nil, Invalidf("a file of %d bytes is too short for safetensors, which begins with 8 length bytes", size)
+		return 0, Invalidf("a file of %d bytes is too short for safetensors, which begins with 8 length bytes", size)
 	}
 	var prefix [8]byte
 	if _, err := r.ReadAt(prefix[:], 0); err != nil {
-		return nil, err
+		return 0, err
 	}
 	length := binary.LittleEndian.Uint64(prefix[:])
 	beginning := make([]byte, min(size, placeholderBytes))
 	if _, err := r.ReadAt(beginning, 0); err != nil {
-		return nil, err
+		return 0, err
 	}
 	if err := checkPlaceholder(beginning); err != nil {
-		return nil, err
+		return 0, err
 	}
 	switch {
 	case length > maxHeaderBytes:
-		return nil, Invalidf("header length is %d bytes, the format allows at most %d: not a safetensors file, or corrupt", length, maxHeaderBytes)
+		return 0, Invalidf("header length is %d bytes, the format allows at most %d: not a safetensors file, or corrupt", length, maxHeaderBytes)
 	case int64(length) > size-8:
-		return nil, Invalidf("is truncated: the header needs %d bytes, the file has %d: fetch the file again", 8+length, size)
+		return 0, Invalidf("is truncated: the header needs %d bytes, the file has %d: fetch the file again", 8+length, size)
 	}
-	text := make([]byte, length)
-	if _, err := r.ReadAt(text, 8); err != nil {
-		return nil, err
-	}
-	return text, nil
+	return int64(length), nil
 }
 
 // Float32 reads a tensor of type BF16, F16 or F32 as float32 values in row-major order.

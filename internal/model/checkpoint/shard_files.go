@@ -65,6 +65,9 @@ func unindexedShards(dir string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	if other := otherFormat(dir); len(names) == 0 && other != "" {
+		return nil, Invalidf("%s %s", dir, other)
+	}
 	if len(names) == 0 {
 		return nil, Invalidf("%s has neither %s nor %s, nor another safetensors file: it is not a safetensors checkpoint, or incomplete", dir, indexFile, singleShardFile)
 	}
@@ -74,6 +77,23 @@ func unindexedShards(dir string) ([]string, error) {
 		}
 	}
 	return names, nil
+}
+
+// otherFormats maps patterns of weight files in formats that are not supported to the names of the formats.
+var otherFormats = []struct{ pattern, format string }{
+	{"*.gguf", "GGUF"}, {"consolidated*.safetensors", "Mistral's own format"}, {"*model*.bin", "PyTorch's format"}, {"*.pt", "PyTorch's format"},
+	{"*.pth", "PyTorch's format"}, {"*.onnx", "ONNX"}, {"*.h5", "TensorFlow's format"}, {"*.msgpack", "Flax's format"}, {"*.nemo", "NeMo's format"},
+}
+
+// otherFormat describes a directory without a safetensors checkpoint in the layout of transformers that contains weights
+// in another format. It returns an empty string for any other directory.
+func otherFormat(dir string) string {
+	for _, other := range otherFormats {
+		if found, err := fs.Glob(os.DirFS(dir), other.pattern); err == nil && len(found) > 0 {
+			return fmt.Sprintf("contains weights in %s (%s), which is not supported: use the model's safetensors checkpoint, as transformers writes it", other.format, found[0])
+		}
+	}
+	return ""
 }
 
 // checkNumbered requires that all files of a numbered set exist.
@@ -110,6 +130,21 @@ func checkPlaceholder(text []byte) error {
 		return Invalidf("is a git-lfs pointer, not the file: run git lfs pull, or fetch the file again")
 	case bytes.HasPrefix(text, []byte("<!doctype html")), bytes.HasPrefix(text, []byte("<html")), bytes.HasPrefix(text, []byte("<?xml")):
 		return Invalidf("is a web page, not the file: the download returned an error page or a login page; fetch the file again")
+	case bytes.HasPrefix(text, []byte("gguf")):
+		return Invalidf("is a GGUF file, which is not supported: use the model's safetensors checkpoint")
+	case bytes.HasPrefix(text, []byte("pk\x03\x04")) && !bytes.HasPrefix(text[min(len(text), 8):], []byte("{")):
+		return Invalidf("is a PyTorch file or another zip archive, which is not supported: use the model's safetensors checkpoint")
+	}
+	return nil
+}
+
+// checkEncoding returns an error if a JSON text is not encoded in UTF-8, or begins with a byte order mark, which Python's
+// json module refuses.
+func checkEncoding(text []byte) error {
+	for _, mark := range []string{"\xff\xfe", "\xfe\xff", "\xef\xbb\xbf"} {
+		if bytes.HasPrefix(text, []byte(mark)) {
+			return Invalidf("begins with a byte order mark: save it as UTF-8 without one")
+		}
 	}
 	return nil
 }

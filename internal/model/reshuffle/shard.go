@@ -13,7 +13,6 @@ import (
 	"hash"
 	"io"
 	"io/fs"
-	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -60,21 +59,20 @@ const smallGather = 16 << 20
 const maxShortRow = 64 << 10
 
 func planShard(source *checkpoint.File, m *mapping) (*shardPlan, error) {
-	p := &shardPlan{source: source}
-	renamed := &checkpoint.Header{Metadata: source.Metadata, Tensors: make(map[string]checkpoint.Tensor, len(source.Tensors))}
+	p := &shardPlan{source: source, sameHeader: true}
 	for old, tensor := range source.Tensors {
-		renamed.Tensors[m.newName(old)] = tensor
+		p.sameHeader = p.sameHeader && m.newName(old) == old
 		if g, found := m.gathered[old]; found {
 			p.gathers = append(p.gathers, gather{g, old, tensor.Begin, tensor.End})
 		}
 	}
 	slices.SortFunc(p.gathers, func(a, b gather) int { return cmp.Compare(a.begin, b.begin) })
-	var err error
-	if p.sameHeader = sameNames(renamed.Tensors, source.Tensors); p.sameHeader {
+	if p.sameHeader {
+		var err error
 		p.header, err = source.ReadHeaderText()
 		return p, err
 	}
-	header, err := checkpoint.EncodeHeader(renamed, source.HeaderBytes())
+	header, err := checkpoint.EncodeRenamed(&source.Header, source.HeaderBytes(), m.newName)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", source.Path, err)
 	}
@@ -85,10 +83,6 @@ func planShard(source *checkpoint.File, m *mapping) (*shardPlan, error) {
 	}
 	p.header = header
 	return p, nil
-}
-
-func sameNames(a, b map[string]checkpoint.Tensor) bool {
-	return maps.EqualFunc(a, b, func(a, b checkpoint.Tensor) bool { return a.Begin == b.Begin })
 }
 
 func (p *shardPlan) dataStart() int64 { return 8 + int64(len(p.header)) }

@@ -41,7 +41,7 @@ var (
 	ofTokenizer = regexp.MustCompile(`(?i)token|vocab|merges|chat_template|processor|tekken`)
 	// ofRecord matches names of records of training and evaluation. Engines do not read them, so a record that names
 	// experts is left out.
-	ofRecord = regexp.MustCompile(`^(trainer_state|training_args|recipe|golden|(all|train|eval|test|predict)_results)\.|^mergekit`)
+	ofRecord = regexp.MustCompile(`^(trainer_(state|log)|training_args|recipe|golden|(all|train|eval|test|predict)_results)\.|^mergekit`)
 	// ofAdapter matches names of files of LoRA adapters.
 	ofAdapter = regexp.MustCompile(`(?i)^adapter_(config|model)|lora`)
 )
@@ -52,6 +52,16 @@ var documents = []string{
 	".md", ".py", ".pyc", ".jinja", ".jinja2", ".pdf", ".html", ".ipynb", ".sh", ".rst", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".ico", ".mp4",
 	".webm", ".mov", ".wav", ".mp3", ".flac", ".ttf", ".otf", ".woff", ".woff2", ".model", ".tiktoken", ".spm", ".bpe",
 }
+
+// yamlBegin matches comments, directives and the separator before the first YAML document, and yamlSeparator the line
+// between two documents.
+var (
+	yamlBegin     = regexp.MustCompile(`^(?:[ \t]*(?:[#%].*)?\r?\n)*---`)
+	yamlSeparator = regexp.MustCompile(`(?m)^(?:---|\.\.\.)(?:\s|$)`)
+)
+
+// settings lists the extensions of text files that programs read, in addition to JSON and YAML.
+var settings = []string{".json", ".jsonl", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".env", ".properties", ".xml", ".csv", ".tsv"}
 
 // add classifies a file that is not a shard. The file is copied if it is known not to name experts by number, rewritten
 // if its format is known, and left out if it contains the same weights in another format. Any other file is refused.
@@ -72,14 +82,18 @@ func (f *sourceFiles) add(ctx context.Context, root fs.FS, renamer *expertRename
 	case !moves || slices.Contains(documents, extension) || ofTokenizer.MatchString(base) || base == "training_args.bin" || strings.HasPrefix(base, "."):
 		return f.addCopied(root, name)
 	case extension == ".json", extension == ".yaml", extension == ".yml":
-		err := f.addStructured(ctx, root, renamer, name)
-		if checkpoint.IsInvalid(err) && ofRecord.MatchString(base) {
-			f.leftOut = append(f.leftOut, name)
-			return nil
-		}
-		return err
+		return f.orLeaveOut(f.addStructured(ctx, root, renamer, name), name)
 	}
-	return f.addText(root, renamer, name)
+	return f.orLeaveOut(f.addText(root, renamer, name), name)
+}
+
+// orLeaveOut leaves out a record that was refused.
+func (f *sourceFiles) orLeaveOut(err error, name string) error {
+	if checkpoint.IsInvalid(err) && ofRecord.MatchString(path.Base(name)) {
+		f.leftOut = append(f.leftOut, name)
+		return nil
+	}
+	return err
 }
 
 func refuseFile(c *checkpoint.Checkpoint, name, format string, args ...any) error {
@@ -143,7 +157,8 @@ func (f *sourceFiles) addStructured(ctx context.Context, root fs.FS, renamer *ex
 		return err
 	}
 	if path.Ext(name) == ".json" {
-		if !json.Valid(text) {
+		text := bytes.TrimPrefix(text, []byte("\xef\xbb\xbf"))
+		if !json.Valid(modelconfig.Strict(text)) {
 			return f.addText(root, renamer, name)
 		}
 		renamed, err := renamer.rename(ctx, text)
@@ -155,6 +170,9 @@ func (f *sourceFiles) addStructured(ctx context.Context, root fs.FS, renamer *ex
 		}
 		f.rewritten[name] = renamed
 		return nil
+	}
+	if yamlSeparator.Match(yamlBegin.ReplaceAll(text, nil)) {
+		return refuseFile(renamer.c, name, "it contains several YAML documents")
 	}
 	converted, err := yaml.YAMLToJSON(text)
 	if err != nil {
@@ -184,10 +202,11 @@ func (f *sourceFiles) addText(root fs.FS, renamer *expertRenamer, name string) e
 	if bytes.IndexByte(beginning[:min(len(beginning), sniffedBytes)], 0) >= 0 {
 		return refuseFile(renamer.c, name, "it is a binary file of an unknown format")
 	}
-	if settings := []string{".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties", ".xml"}; slices.Contains(settings, path.Ext(name)) {
-		if modelconfig.NamesExpert(string(beginning)) {
-			return refuseFile(renamer.c, name, "it names experts by number")
-		}
+	switch text := string(beginning); {
+	case modelconfig.NamesExpert(text):
+		return refuseFile(renamer.c, name, "it names experts by number")
+	case slices.Contains(settings, strings.ToLower(path.Ext(name))) && modelconfig.RelatesToExperts(text):
+		return refuseFile(renamer.c, name, "it mentions experts or gates, and only JSON and YAML files can be checked")
 	}
 	return f.addCopied(root, name)
 }

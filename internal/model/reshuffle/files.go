@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/semmoe/operator/internal/model/checkpoint"
 )
 
@@ -54,6 +56,8 @@ func findFiles(ctx context.Context, root fs.FS, c *checkpoint.Checkpoint, m *map
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			return checkpoint.Invalidf("%s is a dangling symbolic link", filepath.Join(c.Dir, name))
+		case errors.Is(err, unix.ELOOP):
+			return checkpoint.Invalidf("%s is a loop of symbolic links", filepath.Join(c.Dir, name))
 		case err != nil:
 			return err
 		case !info.Mode().IsRegular():

@@ -150,6 +150,15 @@ func TestUnknownOrder(t *testing.T) {
 		"statistics of EPLB":     {qwen, withFile("eplb_stats.json", `{"logical_count":[[`+numbers(testExperts)+`]]}`), "eplb_stats.json"},
 		"scales of a KV cache":   {qwen, withFile("kv_cache_scales.json", `{"kv_cache":{"scaling_factor":{"0":{"0":1.5}}}}`), "kv_cache_scales.json"},
 		"a file about experts":   {qwen, withFile("token_to_expert.json", `{"layer_1":[0,1]}`), "token_to_expert.json"},
+		"NaN in a JSON file":     {qwen, withFile("serving.json", `{"limit":NaN,"pinned":[3,7]}`), "serving.json: pinned"},
+		"mark before JSON":       {qwen, withFile("serving.json", "\xef\xbb\xbf"+`{"pinned":[3,7]}`), "serving.json: pinned"},
+		"JSON with a comment":    {qwen, withFile("serving.json", "// hot ones\n"+`{"routing":{"hot":[3,7]}}`), "serving.json"},
+		"second YAML document":   {qwen, withFile("serving.yaml", "a: 1\n---\npinned: [3, 7]\n"), "serving.yaml"},
+		"lines of JSON":          {qwen, withFile("placement.jsonl", `{"layer":1,"pinned_experts":[3,7]}`), "placement.jsonl"},
+		"table":                  {qwen, withFile("placement.csv", "layer,expert,rank\n1,3,0\n"), "placement.csv"},
+		"settings of a gate":     {qwen, withFile("serve.toml", "[moe]\npinned = [3, 7]\n"), "serve.toml"},
+		"list of names":          {qwen, withFile("offload.txt", experts+"3.up_proj\n"), "offload.txt"},
+		"environment":            {qwen, withFile("serve", "PINNED_EXPERTS=3,7\n"), "serve"},
 		"settings":               {qwen, withFile("serve.toml", "[expert_3]\noffload = true\n"), "serve.toml"},
 		"weights of a router":    {qwen, withFile("router_bias.safetensors", "x"), "router_bias.safetensors"},
 		// Experts in different forms.
@@ -245,6 +254,9 @@ func TestKnownOrder(t *testing.T) {
 		"usual members": {qwen, withConfig(`{"moe_layer_freq":1,"mlp_only_layers":[],"router_aux_loss_coef":0.001,"eos_token_id":[3,4],"layer_types":["a","b","c"],
 			"rope_scaling":{"short_factor":[1,1,1,1,1,1,1,1,1,1,1,1]},"id2label":{"0":"LABEL_0","1":"LABEL_1"},"moe_intermediate_size":8,"decoder_sparse_step":1,
 			"num_experts_per_tok":2,"norm_topk_prob":true,"_name_or_path":"/data/moe-expert-3","shared_expert_intermediate_size":4,"router_jitter_noise":0,"ep_size":1}`)},
+		"YAML that begins with a separator": {qwen, withFile("serving.yaml", "# settings\n---\nname: a\n")},
+		"lines of other JSON":               {qwen, withFile("notes.jsonl", `{"loss":1.5}`)},
+		"JSON with a mark":                  {qwen, withFile("serving.json", "\xef\xbb\xbf"+`{"name":"a"}`)},
 		"documents and tokenizers": {qwen, func(_ *testing.T, _ *model, files map[string]string) {
 			maps.Copy(files, map[string]string{
 				"README.md": "expert 3 of 12", "tokenizer.json": `{"model":{"vocab":{"0":1,"expert":3}}}`, "vocab.json": `{"0":0,"1":1}`, "chat_template.jinja": "expert 3",
@@ -297,6 +309,7 @@ func TestLinksOutOfTheModel(t *testing.T) {
 		"out of the hub cache": {"hub/models--a--b/snapshots/1234", "../../../../secret", "outside of"},
 		"hub cache":            {"hub/models--a--b/snapshots/1234", "../../blobs/5678", ""},
 		"to another snapshot":  {"hub/models--a--b/snapshots/1234", "../5678/README.md", ""},
+		"to itself":            {"model", "README.txt", "loop"},
 		"to a directory":       {"model", "../hub", ""},
 		"inside":               {"model", "sub/README.md", ""},
 	} {
@@ -314,7 +327,7 @@ func TestLinksOutOfTheModel(t *testing.T) {
 			}
 			out := filepath.Join(t.TempDir(), "out")
 			_, err := Run(t.Context(), Options{Model: dir, Permutation: m.permutation(1), Out: out})
-			if info, _ := os.Stat(filepath.Join(dir, "README.txt")); info.IsDir() && err == nil {
+			if info, _ := os.Stat(filepath.Join(dir, "README.txt")); info != nil && info.IsDir() && err == nil {
 				if _, err := os.Lstat(filepath.Join(out, "README.txt")); !os.IsNotExist(err) {
 					t.Errorf("a link to a directory was followed: %v", err)
 				}

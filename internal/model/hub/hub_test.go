@@ -426,8 +426,12 @@ func TestRefused(t *testing.T) {
 			}
 		}
 	}
-	listing := func(path string) func(*world) {
-		page, _ := json.Marshal([]map[string]any{{"type": "file", "path": path, "size": 1, "oid": commit}})
+	listing := func(paths ...string) func(*world) {
+		var files []map[string]any
+		for _, path := range paths {
+			files = append(files, map[string]any{"type": "file", "path": path, "size": 1, "oid": commit})
+		}
+		page, _ := json.Marshal(files)
 		return answer("/tree/", string(page))
 	}
 	other := func(name, repo, revision string) func(*world) {
@@ -461,6 +465,9 @@ func TestRefused(t *testing.T) {
 		"a link":                   {prepare: answer("/tree/", `[{"type": "symlink", "path": "a", "size": 1, "oid": "`+commit+`"}]`), token: token, want: []string{`type "symlink"`}},
 		"no digest":                {prepare: answer("/tree/", `[{"type": "file", "path": "a", "size": 1}]`), token: token, want: []string{"has no digest"}},
 		"negative size":            {prepare: answer("/tree/", `[{"type": "file", "path": "a", "size": -1, "oid": "`+commit+`"}]`), token: token, want: []string{"has size -1"}},
+		"only other configs":       {prepare: listing("generation_config.json", "tokenizer_config.json", "model.safetensors"), token: token, want: []string{"contains no file config.json"}},
+		"only Mistral's weights":   {prepare: listing("config.json", "consolidated.safetensors"), token: token, want: []string{"contains no file *.safetensors in the layout of transformers"}},
+		"only an adapter":          {prepare: listing("config.json", "adapter_model.safetensors"), token: token, want: []string{"contains no file *.safetensors in the layout of transformers"}},
 		"no weights":               {prepare: listing("config.json"), token: token, want: []string{"contains no file *.safetensors"}},
 		"a long page":              {prepare: answer("/tree/", "["+strings.Repeat(" ", maxPage)+"]"), token: token, want: []string{"exceeds 8388608 bytes"}},
 		"the same file twice":      {prepare: answer("/tree/", `[{"type":"file","path":"a","size":1,"oid":"`+commit+`"},{"type":"file","path":"a","size":1,"oid":"`+commit+`"}]`), token: token, want: []string{"listed twice"}},

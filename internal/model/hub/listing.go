@@ -201,9 +201,17 @@ func Select(files []File) []File {
 
 // checkCheckpoint returns an error if the files are no checkpoint in the format that the operator reads.
 func checkCheckpoint(repo string, files []File) error {
-	for _, suffix := range []string{"config.json", ".safetensors"} {
-		if !slices.ContainsFunc(files, func(f File) bool { return !strings.Contains(f.Path, "/") && strings.HasSuffix(f.Path, suffix) }) {
-			return invalidf("%s contains no file *%s, so it is no checkpoint in the format safetensors", repo, suffix)
+	for _, needed := range []struct {
+		name    string
+		matches func(name string) bool
+	}{
+		{"config.json", func(name string) bool { return name == "config.json" }},
+		{"*.safetensors in the layout of transformers", func(name string) bool {
+			return strings.HasSuffix(name, ".safetensors") && !consolidated.MatchString(name) && !strings.HasPrefix(name, "adapter")
+		}},
+	} {
+		if !slices.ContainsFunc(files, func(f File) bool { return needed.matches(f.Path) && !strings.Contains(f.Path, "/") }) {
+			return invalidf("%s contains no file %s, so it is no checkpoint in the format safetensors", repo, needed.name)
 		}
 	}
 	return nil

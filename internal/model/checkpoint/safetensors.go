@@ -197,7 +197,8 @@ type File struct {
 	// Path is the path of the file. Size is its size in bytes.
 	Path string
 	Size int64
-	// HeaderText is the JSON header as stored, including padding. It is nil in a checkpoint: see ReadHeaderText.
+	// HeaderText is the JSON header as stored, including padding. It is nil in a checkpoint and in a file that OpenHeader
+	// opened: see ReadHeaderText.
 	HeaderText  []byte
 	headerBytes int64
 	file        *os.File
@@ -205,13 +206,19 @@ type File struct {
 
 // OpenFile opens a safetensors file and reads its header.
 func OpenFile(path string) (*File, error) {
-	var framed bytes.Buffer
-	f, err := openFile(path, &framed)
-	if err == nil {
-		f.HeaderText = framed.Bytes()[8:]
+	f, err := OpenHeader(path)
+	if err != nil {
+		return nil, err
 	}
-	return f, err
+	if f.HeaderText, err = f.ReadHeaderText(); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }
+
+// OpenHeader opens a safetensors file and reads its header, but does not keep its text.
+func OpenHeader(path string) (*File, error) { return openFile(path, io.Discard) }
 
 // openFile opens a safetensors file and reads its header. It writes the length bytes and the text of the header to
 // framed.

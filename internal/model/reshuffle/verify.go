@@ -56,7 +56,7 @@ func (v *verifier) verify(ctx context.Context, dir string, parallel int) (map[st
 // shard compares a shard of the output. Each of its tensors must come from the same shard of the source, and the
 // numbers of tensors must be equal. So no tensor of the source is missing or duplicated.
 func (v *verifier) shard(ctx context.Context, path string, tensors int) (string, error) {
-	shard, err := checkpoint.OpenFile(path)
+	shard, err := checkpoint.OpenHeader(path)
 	if err != nil {
 		return "", err
 	}
@@ -68,7 +68,11 @@ func (v *verifier) shard(ctx context.Context, path string, tensors int) (string,
 	if v.full {
 		// Read the data on disk, not the page cache.
 		_ = unix.Fadvise(int(shard.Handle().Fd()), 0, 0, unix.FADV_DONTNEED)
-		h.Write(checkpoint.FrameHeader(shard.HeaderText))
+		header, err := shard.ReadHeaderText()
+		if err != nil {
+			return "", err
+		}
+		h.Write(checkpoint.FrameHeader(header))
 	}
 	for _, name := range shard.Names() {
 		if err := ctx.Err(); err != nil {

@@ -113,7 +113,9 @@ func (t *addedTokens) each(text string, between func(part span), token func(id i
 		if taken.start > from {
 			between(span{from, taken.start})
 		}
-		token(found.id)
+		if taken.end > taken.start { // the reference drops a token whose white space the token before has taken
+			token(found.id)
+		}
 		from = taken.end
 	}
 	if from < len(text) {

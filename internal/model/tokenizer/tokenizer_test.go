@@ -309,7 +309,8 @@ func TestAddedTokensInLongRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := tok.Encode(strings.Repeat(" ", length)); len(got) != length || got[0] != 300 || got[length-1] != 300 {
+	// The first token takes the whole run, and leaves nothing to the next ones: tokenizers 0.23.3 drops them.
+	if got := tok.Encode(strings.Repeat(" ", length)); !slices.Equal(got, []int32{300}) {
 		t.Errorf("%d tokens", len(got))
 	}
 	if got := tok.Encode(strings.Repeat("a", length) + "b"); len(got) != length-254 || got[len(got)-1] != 301 {

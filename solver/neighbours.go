@@ -4,7 +4,9 @@ package solver
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/placement"
@@ -16,6 +18,8 @@ import (
 type NeighbourTrial struct {
 	// Used is whether the tables of the plan have neighbours.
 	Used bool `json:"used"`
+	// Truncated is set if the time budget ended the search for neighbours. The tables then have none.
+	Truncated bool `json:"truncated,omitempty"`
 	// Tokens is the number of token IDs that the profile lacks and that have neighbours.
 	Tokens int `json:"tokens"`
 	// LAR and LayerUS are the local activation rate and the modelled time of a layer in microseconds with neighbours,
@@ -29,9 +33,14 @@ type NeighbourTrial struct {
 // used reports whether the tables have neighbours.
 func (n *NeighbourTrial) used() bool { return n != nil && n.Used }
 
+// truncated reports whether the time budget ended the search for neighbours.
+func (n *NeighbourTrial) truncated() bool { return n != nil && n.Truncated }
+
 // Text returns one clause with the result.
 func (n *NeighbourTrial) Text() string {
 	switch {
+	case n.Truncated:
+		return "no nearest neighbours for token IDs that the profile lacks: the time budget ended their search"
 	case n.Tokens == 0:
 		return "the profile has every token ID that has neighbours"
 	case n.LARWithout == 0 && n.Used: // counts have no rates
@@ -55,37 +64,61 @@ func (n *NeighbourTrial) judge() {
 // seeksNeighbours reports whether the scores of unseen tokens matter: without token shuffle no table is read.
 func (o *Options) seeksNeighbours() bool { return o.Embeddings != nil && !o.Unshuffled }
 
-// nearest returns the nearest neighbours of the tokens that the counts lack.
+// neighboursShare is the number of equal parts of a time budget of which a search for neighbours may take one. A re-plan
+// from counts searches twice.
+const neighboursShare = 3
+
+// nearest returns the nearest neighbours of the tokens that the counts lack, or nil if the search takes more than its
+// share of the time budget. It compares all pairs of tokens, which takes minutes for long vectors and large
+// vocabularies.
 func (o *Options) nearest(ctx context.Context, counted []affinity.Counts, progress func(done, total int)) (*affinity.Neighbours, error) {
-	return affinity.NearestSeen(ctx, o.Embeddings, counted[0].Occurrences, progress)
+	within := ctx
+	if o.TimeBudget > 0 {
+		var cancel context.CancelFunc
+		within, cancel = context.WithTimeout(ctx, o.TimeBudget/neighboursShare)
+		defer cancel()
+	}
+	found, err := affinity.NearestSeen(within, o.Embeddings, counted[0].Occurrences, progress)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return nil, nil
+	}
+	return found, err
+}
+
+// spend subtracts the time since begin from the time budget, which stays positive: 0 means no limit.
+func (o *Options) spend(begin time.Time) {
+	if o.TimeBudget > 0 {
+		o.TimeBudget = max(o.TimeBudget-time.Since(begin), 1)
+	}
 }
 
 // tryNeighbours decides whether the tables of a placement have neighbours, and keeps the neighbours if so. It scores
 // both tables with the forecast Table, which every forecast of unseen tokens is based on.
-func (s *search) tryNeighbours(ctx context.Context, p *placement.Placement, by placement.Algorithm) (*NeighbourTrial, error) {
-	if !s.options.seeksNeighbours() {
-		return nil, nil
-	}
-	found, err := s.options.nearest(ctx, s.tokens, s.progress("Neighbours"))
-	if err != nil {
-		return nil, err
+func (s *search) tryNeighbours(ctx context.Context, solution *Solution, p *placement.Placement, by placement.Algorithm) error {
+	switch {
+	case !s.options.seeksNeighbours():
+		return nil
+	case s.nearest == nil:
+		solution.Neighbours, solution.Truncated = &NeighbourTrial{Truncated: true}, true
+		return nil
 	}
 	part := *s
 	part.options.Forecast = Table
 	candidate := []timedCandidate{{placement: p, algorithm: by}}
 	without, err := part.modelled(ctx, candidate)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	part.neighbours = found
+	part.neighbours = s.nearest
 	with, err := part.modelled(ctx, candidate)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	s.unused = part.unused
-	n := &NeighbourTrial{Tokens: found.Tokens(), LAR: with[0].lar, LARWithout: without[0].lar, LayerUS: with[0].mean, LayerUSWithout: without[0].mean}
+	n := &NeighbourTrial{Tokens: s.nearest.Tokens(), LAR: with[0].lar, LARWithout: without[0].lar, LayerUS: with[0].mean, LayerUSWithout: without[0].mean}
 	if n.judge(); n.Used {
-		s.neighbours = found
+		s.neighbours = s.nearest
 	}
-	return n, nil
+	solution.Neighbours = n
+	return nil
 }

@@ -4,6 +4,7 @@ package solver_test
 
 import (
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -100,7 +101,12 @@ func TestReplanUsesNeighbours(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for name, embeddings := range map[string]*embedding.Table{"none": nil, "similar": similar, "random": random} {
+		var plain []*solver.Plan
+		for _, given := range []struct {
+			name       string
+			embeddings *embedding.Table
+		}{{"none", nil}, {"similar", similar}, {"random", random}} {
+			name, embeddings := given.name, given.embeddings
 			options := solver.ReplanOptions{
 				Options:      solver.Options{TrainPercent: 30, Seed: 2, Embeddings: embeddings},
 				ReplanPolicy: solver.ReplanPolicy{BatchTokens: []int{4096}},
@@ -117,8 +123,13 @@ func TestReplanUsesNeighbours(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for kind, of := range map[string]solver.Candidate{"trace, tables": found.Tables, "trace, layout": found.Layout, "counts, tables": byCounts.Tables} {
-				n := of.Neighbours
+			for i, of := range []solver.Candidate{found.Tables, found.Layout, byCounts.Tables} {
+				kind, n := []string{"trace, tables", "trace, layout", "counts, tables"}[i], of.Neighbours
+				if embeddings == nil {
+					plain = append(plain, of.Plan)
+				} else if !n.Used && !reflect.DeepEqual(of.Plan, plain[i]) {
+					t.Errorf("%s, %s, %s: the plan differs from the plan without embeddings, although they are not used", attention, name, kind)
+				}
 				switch {
 				case embeddings == nil && n != nil, embeddings != nil && n == nil:
 					t.Errorf("%s, %s, %s: %+v", attention, name, kind, n)
@@ -127,6 +138,53 @@ func TestReplanUsesNeighbours(t *testing.T) {
 				case name == "similar" && attention == placement.TensorParallel && !n.Used:
 					t.Errorf("%s, %s: not used: %+v", attention, kind, n)
 				}
+			}
+		}
+	}
+}
+
+// TestNeighboursWithinTimeBudget checks that a search for neighbours which exceeds its part of the time budget ends, that
+// the result reports it, and that the tables have no neighbours.
+func TestNeighboursWithinTimeBudget(t *testing.T) {
+	tr := recorded(t)
+	similar, _ := vectors(t, tr)
+	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
+		options := solver.Options{
+			Ranks: 4, Attention: attention, Algorithm: placement.ContiguousAlgorithm, Forecast: solver.Table, TrainPercent: 20, Seed: 1, TimeBudget: 1,
+		}
+		plain, err := solver.Solve(t.Context(), tr, options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		options.Embeddings = similar
+		cut, err := solver.Solve(t.Context(), tr, options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := cut.Neighbours; n == nil || !n.Truncated || n.Used || !cut.Truncated || !strings.Contains(n.Text(), "time budget") {
+			t.Errorf("%s: %+v, truncated %t", attention, n, cut.Truncated)
+		}
+		if !reflect.DeepEqual(cut.Plan, plain.Plan) {
+			t.Errorf("%s: the plan differs from the plan without embeddings", attention)
+		}
+		again := solver.ReplanOptions{
+			Options: solver.Options{TrainPercent: 30, Seed: 2, Embeddings: similar, TimeBudget: 1}, ReplanPolicy: solver.ReplanPolicy{BatchTokens: []int{4096}},
+		}
+		found, err := solver.Replan(t.Context(), tr, nil, plain.Plan, again)
+		if err != nil {
+			t.Fatal(err)
+		}
+		counted, err := affinity.CountTokens(t.Context(), tr, tr.AllRequests())
+		if err != nil {
+			t.Fatal(err)
+		}
+		byCounts, err := solver.ReplanCounts(t.Context(), solver.CountedProfile{Layers: counted}, nil, plain.Plan, again)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for kind, of := range map[string]*solver.Replanned{"trace": found, "counts": byCounts} {
+			if n := of.Tables.Neighbours; n == nil || !n.Truncated || n.Used || !of.Truncated {
+				t.Errorf("%s, %s: %+v, truncated %t", attention, kind, n, of.Truncated)
 			}
 		}
 	}

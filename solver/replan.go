@@ -122,9 +122,12 @@ func Replan(ctx context.Context, recent, prior *trace.Trace, current *Plan, o Re
 		return nil, err
 	}
 	if r.options.seeksNeighbours() {
+		begin := time.Now()
 		if r.nearest, err = r.options.nearest(ctx, r.tokens, r.progress("Neighbours")); err != nil {
 			return nil, err
 		}
+		r.options.spend(begin)
+		out.Truncated = r.nearest == nil
 	}
 	if out.Tables, err = r.solved(ctx, current.Placement, current.Algorithm, reusedPlacementRanks); err != nil {
 		return nil, err
@@ -166,8 +169,6 @@ type replan struct {
 	moveGain     float64
 	layer        cost.Layer
 	trust        affinity.Trust
-	// nearest are the neighbours of unseen tokens; nil without embeddings.
-	nearest *affinity.Neighbours
 	// placing are the token counts from which the placement is solved. All older counts in them have the same weight.
 	placing []affinity.Counts
 	// seen is the number of tokens in placing.
@@ -324,23 +325,33 @@ func indices(n int) []int {
 func (r *replan) solved(ctx context.Context, p *placement.Placement, by placement.Algorithm, keep int) (Candidate, error) {
 	s := r.search
 	s.keep = keep
-	scored := func() (Candidate, error) {
-		plan, err := s.plan(ctx, p, by)
-		if err != nil {
-			return Candidate{}, err
-		}
-		return r.candidate(ctx, plan)
-	}
-	without, err := scored()
-	if err != nil || r.nearest == nil {
-		return without, err
-	}
-	s.neighbours = r.nearest
-	with, err := scored()
+	plan, err := s.plan(ctx, p, by)
 	if err != nil {
 		return Candidate{}, err
 	}
-	return betterOf(with, without, r.nearest), nil
+	without, err := r.candidate(ctx, plan)
+	if err != nil || !r.options.seeksNeighbours() {
+		return without, err
+	}
+	if r.nearest == nil {
+		without.Neighbours = &NeighbourTrial{Truncated: true}
+		return without, nil
+	}
+	// The tables are rebuilt in place, because two of them can exceed the memory of a manager.
+	rebuild := func(near *affinity.Neighbours) {
+		s.neighbours, s.unused = near, plan.Tokens
+		s.scoreTokens(plan)
+	}
+	rebuild(r.nearest)
+	with, err := r.candidate(ctx, plan)
+	if err != nil {
+		return Candidate{}, err
+	}
+	chosen := betterOf(with, without, r.nearest)
+	if !chosen.Neighbours.Used {
+		rebuild(nil)
+	}
+	return chosen, nil
 }
 
 // betterOf returns the candidate with neighbours, or the one without if the other is worse.

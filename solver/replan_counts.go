@@ -61,9 +61,12 @@ func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.C
 		return nil, err
 	}
 	out := &Replanned{Trust: r.trust, Current: r.candidate(current)}
-	if out.Tables, err = r.solved(ctx, current.Placement, reusedPlacementRanks); err != nil {
-		return nil, err
+	if r.options.seeksNeighbours() {
+		if err := r.findNearest(ctx); err != nil {
+			return nil, err
+		}
 	}
+	out.Tables = r.solved(current.Placement, reusedPlacementRanks)
 	if current.Attention == placement.DataParallel {
 		out.Decision = r.chooseTables(current, out.Tables.Plan)
 		return out, r.trainOnAll(ctx, out, recent.Layers, prior)
@@ -74,9 +77,7 @@ func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.C
 		if err != nil {
 			return nil, err
 		}
-		if out.Layout, err = r.solved(ctx, solved.Placement, bestRanks); err != nil {
-			return nil, err
-		}
+		out.Layout = r.solved(solved.Placement, bestRanks)
 		out.Unmet, out.Truncated, layout = solved.Unmet, solved.Truncated, out.Layout.Score
 	}
 	out.Decision = o.Choose(out.Current.Score, out.Tables.Score, layout, localTime(r.layer, o.ReplanPolicy.BatchTokens))
@@ -86,7 +87,7 @@ func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.C
 // trainOnAll adds the held-out counts to the training data of the candidates' tables after scoring. Scores remain those
 // of the tables without these counts.
 func (r *countsReplan) trainOnAll(ctx context.Context, out *Replanned, recent, prior []affinity.Counts) (err error) {
-	if r.learnt, r.nearest = recent, nil; prior != nil {
+	if r.learnt = recent; prior != nil {
 		if r.learnt, err = affinity.BlendLayers(recent, prior, r.trust); err != nil {
 			return err
 		}
@@ -102,34 +103,50 @@ func (r *countsReplan) trainOnAll(ctx context.Context, out *Replanned, recent, p
 		}
 		var near *affinity.Neighbours
 		if candidate.Neighbours.used() {
-			near = r.nearest
+			if near = r.nearest; near == nil {
+				candidate.Neighbours = &NeighbourTrial{Truncated: true}
+			}
 		}
-		candidate.Plan = r.tables(candidate.Plan.Placement, best, near)
+		r.train(candidate.Plan, best, near)
+		out.Truncated = out.Truncated || candidate.Neighbours.truncated()
 	}
 	return nil
 }
 
-// findNearest finds the neighbours of the tokens that the training counts lack, if there are embeddings.
+// findNearest finds the neighbours of the tokens that the training counts lack.
 func (r *countsReplan) findNearest(ctx context.Context) (err error) {
-	if r.nearest == nil && r.options.seeksNeighbours() {
-		r.nearest, err = r.options.nearest(ctx, r.learnt, nil)
-	}
+	begin := time.Now()
+	r.nearest, err = r.options.nearest(ctx, r.learnt, nil)
+	r.options.spend(begin)
 	return err
 }
 
 // solved returns the plan of a placement with new tables. They have neighbours of unseen tokens if they are not worse
 // with them: by score or, with attention DP, by their distance to the held-out counts.
-func (r *countsReplan) solved(ctx context.Context, p *placement.Placement, best int) (Candidate, error) {
-	without := r.candidate(r.tables(p, best, nil))
-	if err := r.findNearest(ctx); err != nil || r.nearest == nil {
-		return without, err
+func (r *countsReplan) solved(p *placement.Placement, best int) Candidate {
+	plan := r.plan(p)
+	r.train(plan, best, nil)
+	without, counted := r.candidate(plan), plan.Attention == placement.DataParallel
+	if !r.options.seeksNeighbours() {
+		return without
 	}
-	with := r.candidate(r.tables(p, best, r.nearest))
-	if without.Plan.Attention == placement.DataParallel && r.tableError(with.Plan) > r.tableError(without.Plan) {
-		without.Neighbours = &NeighbourTrial{Tokens: r.nearest.Tokens()}
-		return without, nil
+	if r.nearest == nil {
+		without.Neighbours = &NeighbourTrial{Truncated: true}
+		return without
 	}
-	return betterOf(with, without, r.nearest), nil
+	distance := 0.0
+	if counted {
+		distance = r.tableError(plan)
+	}
+	r.train(plan, best, r.nearest)
+	chosen := betterOf(r.candidate(plan), without, r.nearest)
+	if counted && r.tableError(plan) > distance {
+		chosen.Neighbours.Used = false
+	}
+	if !chosen.Neighbours.Used {
+		r.train(plan, best, nil)
+	}
+	return chosen
 }
 
 // countsReplan is the state of one ReplanCounts.
@@ -140,7 +157,8 @@ type countsReplan struct {
 	layer   cost.Layer
 	groups  int
 	trust   affinity.Trust
-	// nearest are the neighbours of tokens that learnt lacks; nil if they were not searched for.
+	// nearest are the neighbours of tokens that learnt lacks; nil without embeddings, or if the time budget ended their
+	// search.
 	nearest *affinity.Neighbours
 	// learnt are the recent counts to train on, which blend merges with the prior. heldOut are the counts that score
 	// the plans. placing are the counts from which the placement is solved.
@@ -203,9 +221,8 @@ func (r *countsReplan) blend(ctx context.Context, prior []affinity.Counts, perce
 	return err
 }
 
-// tables returns a plan with new tables for a placement, with neighbours of unseen tokens unless near is nil. Rank
-// transition tables are kept with the placement.
-func (r *countsReplan) tables(p *placement.Placement, best int, near *affinity.Neighbours) *Plan {
+// plan returns the plan of a placement without tables. Rank transition tables are kept with the placement.
+func (r *countsReplan) plan(p *placement.Placement) *Plan {
 	c := r.current
 	plan := &Plan{
 		Attention: c.Attention, Forecast: Table, Placement: p, HiddenLayers: c.HiddenLayers, Vocabulary: c.Vocabulary, Shape: c.Shape, Algorithm: placement.Auto,
@@ -215,14 +232,19 @@ func (r *countsReplan) tables(p *placement.Placement, best int, near *affinity.N
 	if p == c.Placement {
 		plan.Algorithm, plan.Transitions = c.Algorithm, c.Transitions
 	}
-	estimator := affinity.Estimator{Shrinkage: shrinkage, Neighbours: near}
-	if c.Attention == placement.DataParallel {
-		plan.Ranks = affinity.NewRankTable(r.learnt, plan.hosts(), p.Ranks, estimator)
-		plan.Ranks.Spread(c.messages())
-	} else {
-		plan.Tokens = affinity.NewTokenTable(r.learnt, plan.hosts(), p.Ranks, best, estimator)
-	}
 	return plan
+}
+
+// train builds the tables of a plan, in the memory of its former ones, with neighbours of unseen tokens unless near is
+// nil.
+func (r *countsReplan) train(plan *Plan, best int, near *affinity.Neighbours) {
+	ranks, estimator := plan.Placement.Ranks, affinity.Estimator{Shrinkage: shrinkage, Neighbours: near}
+	if plan.Attention == placement.DataParallel {
+		plan.Ranks = affinity.NewRankTable(r.learnt, plan.hosts(), ranks, estimator)
+		plan.Ranks.Spread(plan.messages())
+		return
+	}
+	plan.Tokens = cmp.Or(plan.Tokens, new(affinity.TokenTable)).Rebuild(r.learnt, plan.hosts(), ranks, best, estimator)
 }
 
 // place solves a placement (attention TP), as Replan does.
@@ -238,8 +260,11 @@ func (r *countsReplan) place(ctx context.Context) (placement.Result, error) {
 	for _, layer := range p.Layers {
 		problem.Layers = append(problem.Layers, layer.Layer)
 	}
-	if o.TimeBudget > 0 {
-		problem.Deadline = time.Now().Add(o.TimeBudget)
+	if budget := o.TimeBudget; budget > 0 {
+		if r.nearest != nil {
+			budget -= budget / neighboursShare // for the neighbours of trainOnAll
+		}
+		problem.Deadline = time.Now().Add(budget)
 	}
 	if o.Progress != nil {
 		problem.Progress = func(done, total int) { o.Progress("Placement", done, total) }

@@ -140,7 +140,9 @@ type search struct {
 	pairs       []affinity.Pairs
 	transitions [][]float32
 	requests    *affinity.RequestCounts
-	// neighbours are the neighbours of unseen tokens, once the tables are known not to be worse with them.
+	// nearest are the neighbours of unseen tokens; nil without embeddings, or if the time budget ended their search.
+	// neighbours are the same, once the tables are known not to be worse with them.
+	nearest     *affinity.Neighbours
 	neighbours  *affinity.Neighbours
 	occurrences *affinity.Occurrences
 	// keep is the number of ranks that a table stores per token, if above the default.
@@ -199,6 +201,12 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 	if s.options.TimeBudget > 0 {
 		deadline = time.Now().Add(s.options.TimeBudget)
 	}
+	if s.options.seeksNeighbours() {
+		var err error
+		if s.nearest, err = s.options.nearest(ctx, s.tokens, s.progress("Neighbours")); err != nil {
+			return nil, err
+		}
+	}
 	if s.timed() {
 		return s.runTimed(ctx, deadline)
 	}
@@ -213,7 +221,7 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 			return nil, err
 		}
 	}
-	if solution.Neighbours, err = s.tryNeighbours(ctx, result.Placement, by); err != nil {
+	if err := s.tryNeighbours(ctx, solution, result.Placement, by); err != nil {
 		return nil, err
 	}
 	return solution, s.finish(ctx, solution, &result, by, deadline)
@@ -333,17 +341,11 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 	if plan.Objective != placement.Activation {
 		plan.RanksPerNode = s.options.ranksPerNode()
 	}
-	hosts := plan.hosts()
 	plan.Seen = affinity.NewSeen(s.trace, s.train)
-	estimator := affinity.Estimator{Shrinkage: shrinkage, Neighbours: s.neighbours}
-	if plan.Attention == placement.DataParallel {
-		plan.Ranks = affinity.NewRankTable(s.tokens, hosts, p.Ranks, estimator)
-		plan.Ranks.Spread(s.options.messages())
+	if s.scoreTokens(plan); plan.Attention == placement.DataParallel {
 		return plan, nil
 	}
-	unused := cmp.Or(s.unused, new(affinity.TokenTable))
-	s.unused = nil
-	plan.Tokens = unused.Rebuild(s.tokens, hosts, p.Ranks, max(s.options.best(), s.keep), estimator)
+	hosts := plan.hosts()
 	var err error
 	switch plan.Forecast {
 	case Transition:
@@ -356,4 +358,17 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 		plan.LookBack, err = forecast.TrainLookBack(ctx, s.trace, s.train, hosts, p.Ranks, forecast.LookBackDepth(p.Ranks), s.options.Seed, s.progress("Forecast"))
 	}
 	return plan, err
+}
+
+// scoreTokens builds the table of a plan that scores token IDs, in the memory of an unused one.
+func (s *search) scoreTokens(plan *Plan) {
+	ranks, estimator := plan.Placement.Ranks, affinity.Estimator{Shrinkage: shrinkage, Neighbours: s.neighbours}
+	if plan.Attention == placement.DataParallel {
+		plan.Ranks = affinity.NewRankTable(s.tokens, plan.hosts(), ranks, estimator)
+		plan.Ranks.Spread(s.options.messages())
+		return
+	}
+	unused := cmp.Or(s.unused, new(affinity.TokenTable))
+	s.unused = nil
+	plan.Tokens = unused.Rebuild(s.tokens, plan.hosts(), ranks, max(s.options.best(), s.keep), estimator)
 }

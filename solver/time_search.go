@@ -168,7 +168,7 @@ func (s *search) runNamed(ctx context.Context, name string, truncated bool, dead
 	candidates = slices.DeleteFunc(candidates, func(c timedCandidate) bool {
 		return c.point == nil && c.name != chosen.name && c.algorithm != placement.ContiguousAlgorithm
 	})
-	if solution.Neighbours, err = s.tryNeighbours(ctx, chosen.placement, chosen.algorithm); err != nil {
+	if err := s.tryNeighbours(ctx, solution, chosen.placement, chosen.algorithm); err != nil {
 		return nil, err
 	}
 	figures, err := s.modelled(ctx, candidates)

@@ -58,6 +58,10 @@ const (
 	// loads that one pass over all pairs of experts reads. With more windows, fewer swaps gain only by chance.
 	minWindows, maxWindows = 32, 128
 	windowSwaps            = 1 << 21
+	// meanExchangeOfNodes is the weight of the mean exchange of all ranks with attention DP on several nodes. There the
+	// exchange takes most of a layer's time: with weight 1, placements load some ranks more than others, and these also
+	// receive the most. With weight 0, they give up locality to even out ranks that later requests load differently.
+	meanExchangeOfNodes = 0.5
 )
 
 // clock returns the time model of a layer for the search, with samples of the requests that a rank group computes
@@ -72,7 +76,12 @@ func (s *search) clock(ctx context.Context) (*placement.Clock, error) {
 		}
 		return sum / float64(len(sizes))
 	})
-	c.MeanExchange = s.options.Attention == placement.DataParallel
+	if s.options.Attention == placement.DataParallel {
+		c.MeanExchange = 1
+		if s.options.Ranks > s.options.ranksPerNode() {
+			c.MeanExchange = meanExchangeOfNodes
+		}
+	}
 	count := min(maxWindows, max(minWindows, windowSwaps/(model.Experts*model.Experts)))
 	documents := s.windows(count)
 	c.Windows = make([][]float32, len(model.Layers))

@@ -13,9 +13,10 @@ type Clock struct {
 	// Windows contains the activations of each expert in samples of tokens that are computed together, with equal
 	// totals [MoE layers][windows × experts]. If it is nil, the profile's totals are the only window.
 	Windows [][]float32
-	// MeanExchange is set if the exchange is that of all ranks on average, and not of the busiest rank. The ranks of
-	// requests are harder to predict than those of tokens: which rank will be the busiest one is not known.
-	MeanExchange bool
+	// MeanExchange is the weight, from 0 to 1, of the mean exchange of all ranks; the rest is that of the busiest rank of
+	// each window. The ranks of requests are harder to predict than those of tokens: which rank will be the busiest one
+	// is known only in part.
+	MeanExchange float64
 }
 
 // loadStep is the resolution of tabulated compute times, and maxLoad the maximum tabulated load.
@@ -150,7 +151,7 @@ func (t *timing) without(p, q int) *others {
 	}
 	if o.load == nil {
 		o.load = make([]float64, n)
-		if !t.clock.MeanExchange {
+		if t.clock.MeanExchange < 1 {
 			o.exchange = make([]float64, n)
 		}
 	}
@@ -252,16 +253,20 @@ func (t *timing) microseconds() float64 {
 // current returns the value of the placement: the negative time in units of local activations.
 func (t *timing) current() float64 {
 	load, exchange := t.windowed()
-	if t.clock.MeanExchange {
-		return t.valueOf(load, t.exchanged)
-	}
-	return t.valueOf(load, exchange*t.total)
+	return t.valueOf(load, t.weighExchange(t.exchanged, exchange))
 }
 
 // valueOf returns the value for the load of the slowest rank and an exchange in activations. A fair share on every rank
 // equals all activations.
 func (t *timing) valueOf(load, exchange float64) float64 {
 	return -exchange - t.unit*t.clock.computing(load)
+}
+
+// weighExchange returns the exchange in activations, given the exchange of all ranks, and that of the busiest rank as a
+// multiple of a fair share.
+func (t *timing) weighExchange(all, busiest float64) float64 {
+	w := t.clock.MeanExchange
+	return w*all + (1-w)*busiest*t.total
 }
 
 // valueAfter returns the value of the placement after two experts are swapped. If the value is at most floor, it may
@@ -272,23 +277,26 @@ func (t *timing) valueAfter(e, f int, floor float64) float64 {
 	computedQ, localQ := t.after(f, e)
 	ofE, ofF, atP, atQ := t.windows[e*n:(e+1)*n], t.windows[f*n:(f+1)*n], t.on[p*n:(p+1)*n], t.on[q*n:(q+1)*n]
 	load, others := 0.0, t.without(p, q)
-	if t.clock.MeanExchange {
-		exchange := t.exchanged
-		exchange += max(t.sent[p], computedP) - localP - max(t.sent[p], t.computed[p]) + t.local[p]
-		exchange += max(t.sent[q], computedQ) - localQ - max(t.sent[q], t.computed[q]) + t.local[q]
-		if most := t.valueOf(others.leastLoad, exchange); most <= floor {
+	all := 0.0
+	if t.clock.MeanExchange > 0 {
+		all = t.exchanged
+		all += max(t.sent[p], computedP) - localP - max(t.sent[p], t.computed[p]) + t.local[p]
+		all += max(t.sent[q], computedQ) - localQ - max(t.sent[q], t.computed[q]) + t.local[q]
+	}
+	if t.clock.MeanExchange == 1 {
+		if most := t.valueOf(others.leastLoad, all); most <= floor {
 			return most
 		}
 		for w, most := range others.load {
 			d := float64(ofF[w] - ofE[w])
 			load += max(most, atP[w]+d, atQ[w]-d)
 		}
-		return t.valueOf(load/float64(n), exchange)
+		return t.valueOf(load/float64(n), all)
 	}
 	remoteP, remoteQ := remote(computedP, localP), remote(computedQ, localQ)
 	sent, exchange := max(remote(t.sent[p], localP), remote(t.sent[q], localQ)), 0.0
 	leastExchange := max(others.leastExchange, sent, others.shared*min(remoteP, remoteQ))
-	if most := t.valueOf(others.leastLoad, leastExchange*t.total); most <= floor {
+	if most := t.valueOf(others.leastLoad, t.weighExchange(all, leastExchange)); most <= floor {
 		return most
 	}
 	for w, most := range others.load {
@@ -297,7 +305,7 @@ func (t *timing) valueAfter(e, f int, floor float64) float64 {
 		load += max(most, onP, onQ)
 		exchange += max(others.exchange[w], onP*remoteP, onQ*remoteQ, sent)
 	}
-	return t.valueOf(load/float64(n), exchange/float64(n)*t.total)
+	return t.valueOf(load/float64(n), t.weighExchange(all, exchange/float64(n)))
 }
 
 // after returns the activations of the experts on e's rank after e is swapped for f, and those of them that are local.

@@ -160,7 +160,7 @@ func (s *search) runNamed(ctx context.Context, name string, truncated bool, dead
 	solution.Truncated = solution.Truncated || truncated
 	bought := s.options.RedundantMemory > 0 && s.options.RedundantSlots > 0 // copies that pay, even in the default placement
 	if chosen.algorithm == placement.ContiguousAlgorithm && !bought {
-		solution.FallBack = "no gain expected: on held-out documents of the profile no placement makes a layer faster than the default one"
+		solution.FallBack = "no gain expected: on held-out documents of the profile no placement makes a layer at least 0.5% faster than the default one"
 		if s.options.Constraints.Moves() {
 			chosen.algorithm = placement.Auto // it is the placement in service
 		}
@@ -232,9 +232,9 @@ func (m *modelledTimes) point(c *timedCandidate, sizes []int) FrontPoint {
 const (
 	// rankOrders is the number of arrival orders in which candidates are scored.
 	rankOrders = 2
-	// minMargin is the minimum margin of another candidate over the search's own, as a fraction of the default
-	// placement's time, with a single split, which cannot show the variance. With several splits the minimum is half of
-	// minMargin.
+	// minMargin is the minimum margin of any candidate over the default placement, as a fraction of its time: less is
+	// not worth other experts on a rank. It is also the minimum margin of another candidate over the search's own with a
+	// single split, which cannot show the variance. With several splits that minimum is half of minMargin.
 	minMargin = 0.005
 )
 
@@ -247,9 +247,9 @@ func (s *search) rankFolds() int {
 }
 
 // fastest returns the name of the candidate to choose: the search's own placement with the minimum time, unless another
-// candidate is faster by more than two standard errors over the splits. It returns the default placement if that is not
-// slower, or if the profile cannot be split, and the search's own placement if the time budget does not suffice for one
-// split.
+// candidate is faster by more than two standard errors over the splits. It returns the default placement if the other one
+// is not faster by minMargin, or if the profile cannot be split, and the search's own placement if the time budget does
+// not suffice for one split.
 func (s *search) fastest(ctx context.Context, deadline time.Time) (name string, truncated bool, err error) {
 	trials, truncated, err := s.scoreCandidates(ctx, []int{s.options.RedundantSlots}, halfway(deadline))
 	switch {
@@ -387,7 +387,7 @@ func fastestOf(names []string, times map[string][]float64) string {
 		}
 	}
 	leadOfBest, _ := ahead(times[best])
-	if mean, _ := ahead(plain); mean >= leadOfBest {
+	if mean, _ := ahead(plain); leadOfBest-mean < minMargin {
 		return names[0]
 	}
 	return best

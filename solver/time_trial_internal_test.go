@@ -67,6 +67,7 @@ func TestFastestOfChoosesBeyondChance(t *testing.T) {
 		{[]float64{100}, []float64{90}, []float64{88}, "eplb"},
 		{[]float64{100, 100}, []float64{101, 102}, []float64{103, 104}, "contiguous"},
 		{[]float64{100, 100}, []float64{101, 102}, []float64{97, 98}, "eplb"},
+		{[]float64{100, 100}, []float64{99.7, 99.6}, []float64{99.9, 99.8}, "contiguous"},
 	} {
 		if got := fastestOf(names, map[string][]float64{names[0]: c.plain, names[1]: c.own, names[2]: c.other}); got != c.want {
 			t.Errorf("%+v: chosen is %s; want %s", c, got, c.want)

@@ -96,7 +96,7 @@ func (e *endpointPicker) pick(ctx context.Context, in *picker.Request, record *t
 	p.decision = picker.Decision{
 		Endpoints:     append([]string{lease.endpoint()}, e.stages.pool.fallbacks(lease, r, e.fallbacks)...),
 		SetHeaders:    map[string]string{HeaderRequestID: id},
-		RemoveHeaders: rankHeaders(in.Header),
+		RemoveHeaders: ownHeaders(in.Header),
 		Edited:        edited,
 	}
 	p.decision.Head, p.decision.Body = e.stages.writer.body(r, lease, p.capture)

@@ -26,6 +26,9 @@ type requestWriter struct {
 func (w *requestWriter) send(in *http.Request, r *request, lease *Lease, capture capture) (*http.Response, error) {
 	out := in.Clone(in.Context())
 	out.URL.Scheme, out.URL.Host = lease.Backend.Scheme(), lease.endpoint()
+	for _, name := range ownHeaders(out.Header) {
+		delete(out.Header, name)
+	}
 	out.Header.Del("Accept-Encoding") // the router cannot read a compressed response, and the network path is short
 	out.Host = out.URL.Host
 	if lease.Backend.PinsByHeader(lease.Rank) {
@@ -95,15 +98,24 @@ func (w *requestWriter) routingKey(header http.Header, r *request, lease *Lease)
 	return name, strconv.Itoa(r.forecast.best)
 }
 
-// rankHeaders lists the request headers that choose a rank.
-func rankHeaders(header http.Header) []string {
+// ownHeaders lists the request headers that no engine gets from a client: those that choose a rank, and those of the
+// router.
+func ownHeaders(header http.Header) []string {
 	var names []string
 	for name := range header {
-		if engine.NamesRank(name) {
+		if engine.NamesRank(name) || isOwnHeader(name) {
 			names = append(names, name)
 		}
 	}
 	return names
+}
+
+// ownPrefix begins the names of the router's headers.
+const ownPrefix = "x-semmoe-"
+
+// isOwnHeader reports whether a header is one of the router's. Case and the choice between - and _ are ignored.
+func isOwnHeader(name string) bool {
+	return len(name) >= len(ownPrefix) && strings.EqualFold(strings.ReplaceAll(name[:len(ownPrefix)], "_", "-"), ownPrefix)
 }
 
 // isDial reports whether the connection failed, so that the request was not sent.

@@ -121,7 +121,8 @@ func (f *forwarder) attempt(in *http.Request, r *request, lease *Lease) (answer,
 	f.reader.stored.learn(r.path, a.response, lease.endpoint())
 	hideAddress(a.response, lease.Backend.Scheme(), lease.endpoint())
 	lease.mark(a.response.Header)
-	a.response.Body = &leasedBody{ReadCloser: a.response.Body, lease: lease}
+	removeOwn(a.response.Trailer) // the announced names
+	a.response.Body = &leasedBody{ReadCloser: a.response.Body, response: a.response, lease: lease}
 	return a, nil
 }
 

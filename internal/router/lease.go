@@ -171,14 +171,23 @@ func (l *Lease) Unserved() {
 	l.given = nil
 }
 
-// mark sets the response headers that identify the pod, the rank and the plan.
+// mark sets the response headers that identify the pod, the rank and the plan. It removes those of the engine.
 func (l *Lease) mark(header http.Header) {
+	removeOwn(header)
 	header.Set(HeaderPod, l.Backend.Pod)
 	l.markRank(header)
-	header.Del(HeaderRequestID) // the client gets the id from the router, whether or not the engine repeats it
-	header.Del(HeaderPlan)
 	if l.scored {
 		header.Set(HeaderPlan, artifact.Digest(l.layout.Tables).Short())
+	}
+}
+
+// removeOwn removes the headers of the router from a header or trailer of an engine. The client gets the id of the
+// request from the router, whether or not the engine repeats it.
+func removeOwn(header http.Header) {
+	for name := range header {
+		if isOwnHeader(name) || name == HeaderRequestID {
+			delete(header, name)
+		}
 	}
 }
 
@@ -193,11 +202,15 @@ func (l *Lease) markRank(header http.Header) {
 // leasedBody releases the place on the rank when the response has been read or the client has disconnected.
 type leasedBody struct {
 	io.ReadCloser
-	lease *Lease
-	once  sync.Once
+	// response contains the trailer, once the body has ended.
+	response *http.Response
+	lease    *Lease
+	once     sync.Once
 }
 
 func (b *leasedBody) Close() error {
 	b.once.Do(b.lease.Release)
-	return b.ReadCloser.Close()
+	err := b.ReadCloser.Close()
+	removeOwn(b.response.Trailer)
+	return err
 }

@@ -110,7 +110,7 @@ func newProxyHandler(s *stages, options ProxyOptions, log logr.Logger) http.Hand
 			r.Out.Header.Del("Expect")                          // the body was read before, so the client has already got 100 Continue
 			// No route can be upgraded. A client may offer HTTP/2 with every request, and some engines then read no
 			// body.
-			for _, name := range append([]string{"Connection", "Upgrade", "Http2-Settings"}, rankHeaders(r.Out.Header)...) {
+			for _, name := range []string{"Connection", "Upgrade", "Http2-Settings"} {
 				r.Out.Header.Del(name)
 			}
 			forward(r)
@@ -146,7 +146,7 @@ func authenticated(next http.Handler, options *ProxyOptions, m *metrics, named b
 			fail(w, r, err)
 		}
 		name, err := options.Keys.Authenticate(r.Header) // removes the key
-		if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+		if errors.Is(err, clientauth.ErrMissing) && isPreflight(r) {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -168,6 +168,11 @@ func authenticated(next http.Handler, options *ProxyOptions, m *metrics, named b
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// isPreflight reports whether a browser asks which requests are allowed. Such a request has no key and no body.
+func isPreflight(r *http.Request) bool {
+	return r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" && r.Header.Get("Origin") != "" && r.ContentLength == 0
 }
 
 // forward adds the client's address to the headers of the proxies in front of the router, and keeps the protocol and the

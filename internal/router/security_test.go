@@ -11,6 +11,8 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -128,6 +130,27 @@ func TestClientKeys(t *testing.T) {
 	preflight := http.Header{"Origin": {"http://a"}, "Access-Control-Request-Method": {"POST"}, "X-Api-Key": {clientKey}}
 	if code := options(preflight); code != http.StatusInternalServerError || received.Swap(0) != 1 {
 		t.Errorf("a preflight: %d", code)
+	}
+	for name, value := range map[string]string{"X-Api-Key": "wrong-0123456789", "Content-Length": "3", "Origin": ""} {
+		wrong := preflight.Clone()
+		wrong.Del("X-Api-Key")
+		body := io.Reader(http.NoBody)
+		if wrong.Set(name, value); name == "Content-Length" {
+			body = strings.NewReader("abc")
+		}
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodOptions, server.URL+"/v1/completions", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header = wrong
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode != http.StatusUnauthorized || received.Load() != 0 {
+			t.Errorf("a preflight with %s %q: %d, %d requests", name, value, response.StatusCode, received.Load())
+		}
 	}
 	// A body that never ends is not read.
 	endless, writer := io.Pipe()
@@ -336,4 +359,45 @@ func statusOver(t *testing.T, config *tls.Config, port int) int {
 	}
 	response.Body.Close()
 	return response.StatusCode
+}
+
+// TestOwnHeaders checks that headers of the router come from the router only: engines get none of a client, and clients
+// none of an engine, also as trailers.
+func TestOwnHeaders(t *testing.T) {
+	engine := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
+		for name := range r.Header {
+			if isOwnHeader(name) {
+				t.Errorf("the engine gets %s: %s", name, r.Header[name])
+			}
+		}
+		w.Header().Set("Trailer", "X-Semmoe-Pod, X-Announced")
+		for _, name := range []string{"X-Semmoe-Rank", "X-Semmoe-Plan", "X-Semmoe-Other"} {
+			w.Header().Set(name, "99")
+		}
+		fmt.Fprint(w, `{"choices":[]}`)
+		for _, name := range []string{"X-Semmoe-Pod", "X-Announced", http.TrailerPrefix + "X-Semmoe-Rank", http.TrailerPrefix + "X-Request-Id", http.TrailerPrefix + "X-Other"} {
+			w.Header().Set(name, "99")
+		}
+	})
+	url, _ := proxyServer(t, newPool(engine), ProxyOptions{RankHeader: "X-Data-Parallel-Rank", MaxBodyBytes: 1 << 20, EndpointWait: time.Second})
+	request, err := http.NewRequest(http.MethodPost, url+"/v1/completions", strings.NewReader(`{"prompt":"x"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header = http.Header{"X-Semmoe-Rank": {"3"}, "X-Semmoe-Priority": {"0"}, "x_semmoe_pod": {"b"}, "X-SEMMOE-new": {"1"}}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if _, err := io.ReadAll(response.Body); err != nil {
+		t.Fatal(err)
+	}
+	rank, err := strconv.Atoi(response.Header.Get(HeaderRank))
+	if err != nil || rank > 3 || response.Header.Get(HeaderPod) != "a" || response.Header.Get(HeaderPlan) != "" || response.Header.Get("X-Semmoe-Other") != "" {
+		t.Errorf("header %v", response.Header)
+	}
+	if want := (http.Header{"X-Announced": {"99"}, "X-Other": {"99"}}); !reflect.DeepEqual(response.Trailer, want) {
+		t.Errorf("trailer %v, want %v", response.Trailer, want)
+	}
 }

@@ -5,7 +5,9 @@ package wire
 import (
 	"bytes"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/router/jsonscan"
@@ -59,7 +61,8 @@ func blank(data []byte) {
 }
 
 // MayChooseRank reports whether a body that is not strict JSON could choose a rank: some engines also read NaN, UTF-16
-// and UTF-32. In doubt it returns true.
+// and UTF-32, and forms. In doubt it returns true, also for the extended parameter name* of a part of a form (RFC 2231),
+// which can spell a name in pieces.
 func MayChooseRank(body []byte) bool {
 	const keep = len("data_parallel_rank")
 	tail := make([]byte, 0, 4*keep) // the latest characters, in lower case and unescaped
@@ -75,28 +78,44 @@ func MayChooseRank(body []byte) bool {
 		if *last >= 'A' && *last <= 'Z' {
 			*last += 'a' - 'A'
 		}
-		if *last == 'k' && (bytes.HasSuffix(tail, []byte("dp_rank")) || bytes.HasSuffix(tail, []byte("data_parallel_rank"))) {
+		switch {
+		case *last == 'k' && (bytes.HasSuffix(tail, []byte("dp_rank")) || bytes.HasSuffix(tail, []byte("data_parallel_rank"))):
+			return true
+		case *last == '*' && (bytes.HasSuffix(tail, []byte(" name*")) || bytes.HasSuffix(tail, []byte(";name*"))):
 			return true
 		}
 	}
 	return false
 }
 
-// unescapeLast replaces a trailing escape sequence of an ASCII character with the character.
+// unescapeLast replaces a trailing escape sequence of an ASCII character with the character: \u0000 of JSON, %00 of
+// forms, and \c of quoted strings.
 func unescapeLast(text []byte) []byte {
-	at := len(text) - len(`\u0000`)
-	if at < 0 || !bytes.HasPrefix(text[at:], []byte(`\u00`)) {
-		return text
+	n := len(text)
+	switch {
+	case n >= 6 && text[n-6] == '\\' && string(text[n-5:n-2]) == "u00":
+		return unescapeHex(text, n-6)
+	case n >= 3 && text[n-3] == '%':
+		return unescapeHex(text, n-3)
+	case n >= 2 && text[n-2] == '\\' && text[n-1] != '\\' && text[n-1] != 'u':
+		text[n-2] = text[n-1]
+		return text[:n-1]
 	}
-	code, err := strconv.ParseUint(string(text[at+4:]), 16, 8)
+	return text
+}
+
+// unescapeHex replaces the text from at on, which ends with the hexadecimal code of a character, with the character.
+func unescapeHex(text []byte, at int) []byte {
+	code, err := strconv.ParseUint(string(text[len(text)-2:]), 16, 8)
 	if err != nil || code == 0 {
 		return text
 	}
 	return append(text[:at], byte(code))
 }
 
-// Compressed reports whether a request header declares a compressed body. SGLang accepts both headers.
+// Compressed reports whether a request header declares a compressed body, in any of its lines. SGLang accepts both
+// headers.
 func Compressed(header http.Header) bool {
-	encoding := header.Get("Content-Encoding")
-	return encoding != "" && encoding != "identity" || header.Get("X-Body-Compressed") != ""
+	return slices.ContainsFunc(header["Content-Encoding"], func(encoding string) bool { return encoding != "" && !strings.EqualFold(encoding, "identity") }) ||
+		slices.ContainsFunc(header["X-Body-Compressed"], func(compressed string) bool { return compressed != "" })
 }

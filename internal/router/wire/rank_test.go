@@ -119,6 +119,11 @@ func TestMayChooseRank(t *testing.T) {
 		string(wide(`{"data\u005fparallel_rank":3}`)):                   true,
 		"\xef\xbb\xbf" + `{"disagg_prefill_dp_rank":3}`:                 true,
 		strings.Repeat("x", 1<<16) + "dp_rank" + strings.Repeat("x", 9): true,
+		`routed%5fdp%5Frank=3`:                                          true,
+		`form-data; name="data_\parallel_rank"`:                         true,
+		`form-data; name*=utf-8''data%5Fparallel%5Frank`:                true,
+		`form-data;name*0=data_par;name*1=allel_rank`:                   true,
+		`form-data; name="file"; filename*=utf-8''a%20rank`:             false,
 		`{"temperature":NaN,"rank":3,"\u00":1,"dp":1}`:                  false,
 		``: false,
 	} {
@@ -138,6 +143,24 @@ func TestWith(t *testing.T) {
 		}
 		if got := head + string(rest); got != want {
 			t.Errorf("%s becomes %s; want %s", body, got, want)
+		}
+	}
+}
+
+// TestCompressed checks that each line of both headers is read.
+func TestCompressed(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		values []string
+		want   bool
+	}{
+		{"Content-Encoding", nil, false}, {"Content-Encoding", []string{""}, false}, {"Content-Encoding", []string{"Identity"}, false},
+		{"Content-Encoding", []string{"gzip"}, true}, {"Content-Encoding", []string{"identity, gzip"}, true},
+		{"Content-Encoding", []string{"", "zstd"}, true}, {"Content-Encoding", []string{"identity", "br"}, true},
+		{"X-Body-Compressed", []string{""}, false}, {"X-Body-Compressed", []string{"", "1"}, true},
+	} {
+		if got := Compressed(http.Header{tc.name: tc.values}); got != tc.want {
+			t.Errorf("%s %q: %v, want %v", tc.name, tc.values, got, tc.want)
 		}
 	}
 }

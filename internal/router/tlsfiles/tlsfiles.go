@@ -4,9 +4,11 @@ package tlsfiles
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"strings"
@@ -74,7 +76,7 @@ type Identity struct{ watched[*tls.Certificate] }
 func NewIdentity(certFile, keyFile string) (*Identity, error) {
 	i := &Identity{watched[*tls.Certificate]{files: []string{certFile, keyFile}, parse: func(texts [][]byte) (*tls.Certificate, error) {
 		certificate, err := tls.X509KeyPair(texts[0], texts[1])
-		return &certificate, err
+		return &certificate, cmp.Or(err, checkComplete(texts[0]))
 	}}}
 	if _, err := i.get(); err != nil {
 		return nil, fmt.Errorf("failed to load certificate %q with key %q: %w", certFile, keyFile, err)
@@ -89,12 +91,27 @@ func NewAuthorities(file string) (*Authorities, error) {
 		if !pool.AppendCertsFromPEM(texts[0]) {
 			return nil, errors.New("it must contain PEM certificates of authorities, at most 1 MiB")
 		}
-		return pool, nil
+		return pool, checkComplete(texts[0])
 	}}}
 	if _, err := a.get(); err != nil {
 		return nil, err
 	}
 	return a, nil
+}
+
+// checkComplete rejects a PEM file that ends within a certificate, because it is being written. The parsers of the
+// standard library skip such a certificate.
+func checkComplete(text []byte) error {
+	begun, complete := bytes.Count(text, []byte("-----BEGIN CERTIFICATE-----")), 0
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type == "CERTIFICATE" {
+			complete++
+		}
+	}
+	if complete < begun {
+		return fmt.Errorf("%d of %d certificates are incomplete", begun-complete, begun)
+	}
+	return nil
 }
 
 // Authorities are certificates that verify others.
@@ -181,8 +198,12 @@ func (f *Files) problem(now time.Time) error {
 	var problems []error
 	if f.Identity != nil {
 		certificate, err := f.Identity.get()
-		if err == nil && now.After(certificate.Leaf.NotAfter) {
+		switch {
+		case err != nil:
+		case now.After(certificate.Leaf.NotAfter):
 			err = fmt.Errorf("the certificate in %s has expired at %s", f.Identity.files[0], certificate.Leaf.NotAfter.Format(time.RFC3339))
+		case now.Before(certificate.Leaf.NotBefore):
+			err = fmt.Errorf("the certificate in %s is not valid before %s", f.Identity.files[0], certificate.Leaf.NotBefore.Format(time.RFC3339))
 		}
 		problems = append(problems, err, f.Identity.lastProblem())
 	}

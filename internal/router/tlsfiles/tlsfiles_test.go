@@ -3,10 +3,12 @@
 package tlsfiles
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -145,5 +147,65 @@ func TestExpiredCertificate(t *testing.T) {
 	}
 	if _, err := files.Server().GetCertificate(nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestHalfWrittenFiles checks that the last valid certificates stay in use while a file is written.
+func TestHalfWrittenFiles(t *testing.T) {
+	dir, authority, second := t.TempDir(), tlstest.NewAuthority(t), tlstest.NewAuthority(t)
+	certFile, keyFile := authority.Files(dir, "router.example", time.Now().Add(time.Hour))
+	one, err := os.ReadFile(authority.File)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := os.ReadFile(second.File)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := os.ReadFile(certFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	authorities := filepath.Join(dir, "authorities.crt")
+	put := func(file string, text ...[]byte) {
+		t.Helper()
+		if err := os.WriteFile(file, bytes.Join(text, nil), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(authorities, one, other)
+	put(certFile, leaf, one)
+	files := must(t, certFile, keyFile, authorities)
+	before, err := files.Authorities.get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, end := range []int{30, len(other) / 2, len(other) - 3} {
+		put(authorities, one, other[:end])
+		put(certFile, leaf, one[:len(one)/2])
+		pool, err := files.Authorities.get()
+		certificate, certErr := files.Identity.get()
+		if err != nil || certErr != nil || !pool.Equal(before) || len(certificate.Certificate) != 2 {
+			t.Errorf("%d bytes: errors %v and %v", end, err, certErr)
+		}
+		if problem := files.problem(time.Now()); problem == nil || !strings.Contains(problem.Error(), authorities) || !strings.Contains(problem.Error(), "1 of 2 certificates") {
+			t.Errorf("%d bytes: problem %v", end, problem)
+		}
+	}
+	put(authorities, one)
+	if pool, err := files.Authorities.get(); err != nil || pool.Equal(before) {
+		t.Errorf("the new authorities are not used: %v", err)
+	}
+}
+
+// TestFutureCertificate checks that a certificate that is not valid yet is reported.
+func TestFutureCertificate(t *testing.T) {
+	certFile, keyFile := tlstest.NewAuthority(t).Files(t.TempDir(), "router.example", time.Now().Add(time.Hour))
+	files := must(t, certFile, keyFile, "")
+	if problem := files.problem(time.Now()); problem != nil {
+		t.Errorf("problem %v", problem)
+	}
+	if problem := files.problem(time.Now().Add(-48 * time.Hour)); problem == nil || !strings.Contains(problem.Error(), certFile+" is not valid before ") {
+		t.Errorf("problem %v", problem)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"path/filepath"
 	"slices"
@@ -239,6 +240,11 @@ func (l *List) resolved(ctx context.Context, address string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("failed to resolve the host: %w", err)
 	}
+	for i, text := range found {
+		if ip, err := netip.ParseAddr(text); err == nil {
+			found[i] = ip.Unmap().String()
+		}
+	}
 	slices.Sort(found)
 	var sockets []string
 	for _, ip := range slices.Compact(found) {
@@ -353,7 +359,15 @@ func (e *entry) parseAddress() (address string, secure bool, err error) {
 	if err != nil || host == "" {
 		return invalid()
 	}
-	if number, err := strconv.ParseUint(port, 10, 16); err != nil || number == 0 {
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || number == 0 {
+		return invalid()
+	}
+	if strings.Contains(host, "%") {
+		return "", false, fmt.Errorf("%s.address: %.300q is invalid: an IPv6 zone is not allowed, because it has a meaning on one host only", e.at, e.Address)
+	}
+	address = net.JoinHostPort(host, strconv.FormatUint(number, 10))
+	if !printableName.MatchString(address) {
 		return invalid()
 	}
 	return address, secure, nil

@@ -33,7 +33,7 @@ func newList(t *testing.T, text string, defaults ListDefaults) (*List, error) {
 			switch ip, known := hosts[host]; {
 			case known:
 				return []string{ip}, nil
-			case strings.HasPrefix(host, "10."):
+			case strings.HasPrefix(strings.TrimPrefix(host, "::ffff:"), "10."):
 				return []string{host}, nil
 			}
 			return nil, errors.New("no such host")
@@ -128,6 +128,12 @@ func TestNamesInvalidBackends(t *testing.T) {
 		"no address":          {`[{}]`, `[0].address: "" is invalid: host:port,`},
 		"no port":             {`[{"address":"a"}]`, `[0].address: "a" is invalid`},
 		"large port":          {`[{"address":"a:65536"}]`, `[0].address: "a:65536" is invalid`},
+		"port 0":              {`[{"address":"a:0"}]`, `[0].address: "a:0" is invalid`},
+		"IPv6 zone":           {`[{"address":"[fe80::1%eth0]:1"}]`, `[0].address: "[fe80::1%eth0]:1" is invalid: an IPv6 zone is not allowed`},
+		"zone of a URL":       {`[{"address":"http://[fe80::1%25eth0]:1"}]`, `is invalid: an IPv6 zone is not allowed`},
+		"host":                {`[{"address":"a b:1"}]`, `[0].address: "a b:1" is invalid: host:port,`},
+		"alike by port":       {`[{"address":"a:1"},{"address":"a:01","name":"x"}]`, `[0] has the same address, 10.0.0.1:1`},
+		"alike, mapped":       {`[{"address":"a:1"},{"address":"[::ffff:10.0.0.1]:1"}]`, `[0] has the same address, 10.0.0.1:1`},
 		"path":                {`[{"address":"http://a:1/v1"}]`, `[0].address: "http://a:1/v1" is invalid`},
 		"user":                {`[{"address":"http://u:p@a:1"}]`, `is invalid`},
 		"scheme":              {`[{"address":"grpc://a:1"}]`, `[0].address: "grpc://a:1" is invalid: host:port, http://`},

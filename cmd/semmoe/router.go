@@ -110,6 +110,38 @@ func (f *routerFlags) add(command *cobra.Command) {
 	f.resilience.add(command)
 }
 
+// maxConnectionsLimit is the maximum of --max-connections, maxTime of each time.
+const (
+	maxConnectionsLimit = 1 << 20
+	maxTime             = 24 * time.Hour
+)
+
+// checkTimesAndPorts returns an error that names the first flag with an invalid time or port. Port 0 is a free port.
+func (f *routerFlags) checkTimesAndPorts() error {
+	o := &f.options
+	for _, flag := range []struct {
+		name string
+		time time.Duration
+	}{
+		{"endpoint-wait", o.EndpointWait}, {"client-timeout", o.ClientTimeout}, {"shutdown-delay", o.ShutdownDelay}, {"drain-timeout", o.DrainTimeout},
+	} {
+		if flag.time < 0 || flag.time > maxTime {
+			return fmt.Errorf("--%s is %v: want 0 to %v", flag.name, flag.time, maxTime)
+		}
+	}
+	for _, flag := range []struct {
+		name string
+		port int
+	}{
+		{"port", o.Port}, {"metrics-port", o.MetricsPort}, {"private-port", o.PrivatePort}, {"ext-proc-port", f.gateway.port}, {"health-port", f.gateway.healthPort},
+	} {
+		if flag.port < 0 || flag.port > 65535 {
+			return fmt.Errorf("--%s is %d: want 0 to 65535", flag.name, flag.port)
+		}
+	}
+	return nil
+}
+
 // maxBodyBytesLimit is the maximum of --max-body-bytes, far above the size of a request of any model.
 const maxBodyBytesLimit = 64 << 30
 
@@ -122,8 +154,11 @@ func (f *routerFlags) complete(command *cobra.Command) (err error) {
 	if o.MaxBodyBytes < 0 || o.MaxBodyBytes > maxBodyBytesLimit {
 		return fmt.Errorf("--max-body-bytes is %d: want 0 to %d", o.MaxBodyBytes, int64(maxBodyBytesLimit))
 	}
-	if o.MaxConnections < 1 {
-		return fmt.Errorf("--max-connections is %d; it must be at least 1", o.MaxConnections)
+	if o.MaxConnections < 1 || o.MaxConnections > maxConnectionsLimit {
+		return fmt.Errorf("--max-connections is %d: want 1 to %d", o.MaxConnections, maxConnectionsLimit)
+	}
+	if err := f.checkTimesAndPorts(); err != nil {
+		return err
 	}
 	if len(o.PassThrough) > engine.MaxPassThrough {
 		return fmt.Errorf("--pass-through has %d paths; want %d at most", len(o.PassThrough), engine.MaxPassThrough)
@@ -141,6 +176,11 @@ func (f *routerFlags) complete(command *cobra.Command) (err error) {
 	}
 	if o.EndpointPicker, err = f.gateway.options(); err != nil {
 		return err
+	}
+	for _, name := range []string{"ext-proc-port", "health-port", "fallbacks"} {
+		if o.EndpointPicker == nil && command.Flags().Changed(name) {
+			return fmt.Errorf("--%s requires --endpoint-picker", name)
+		}
 	}
 	if err := errors.Join(f.security.complete(o, &f.gateway), f.telemetry.complete(o), f.resilience.complete(command, o)); err != nil {
 		return err

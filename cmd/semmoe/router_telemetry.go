@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -41,8 +42,9 @@ func (f *telemetryFlags) complete(o *router.Options) (err error) {
 		}
 	}
 	if f.pprofAddress != "" {
-		if _, _, err := net.SplitHostPort(f.pprofAddress); err != nil {
-			return fmt.Errorf("--pprof-address: %q is invalid: host:port is allowed", f.pprofAddress)
+		_, port, err := net.SplitHostPort(f.pprofAddress)
+		if _, invalid := strconv.ParseUint(port, 10, 16); err != nil || invalid != nil {
+			return fmt.Errorf("--pprof-address: %q is invalid: host:port is allowed, with a port of 0 to 65535", f.pprofAddress)
 		}
 	}
 	o.Telemetry = telemetry.Options{Endpoint: f.endpoint, TracePercent: f.tracePercent, AccessLogPercent: f.logPercent, AccessLog: os.Stdout}

@@ -69,10 +69,32 @@ func refusal(t *testing.T, flags ...string) string {
 	return fmt.Sprint(root.ExecuteContext(t.Context()))
 }
 
-func TestMaxBodyBytes(t *testing.T) {
-	for _, bytes := range []string{"-1", "9223372036854775807"} {
-		if says := refusal(t, "--max-body-bytes", bytes); !strings.Contains(says, "--max-body-bytes is "+bytes+": want 0 to") {
-			t.Errorf("error %v", says)
+func TestNamesInvalidValues(t *testing.T) {
+	for _, tc := range []struct{ name, value, want string }{
+		{"max-body-bytes", "-1", "want 0 to"}, {"max-body-bytes", "9223372036854775807", "want 0 to"},
+		{"max-connections", "0", "want 1 to"}, {"max-connections", "9223372036854775807", "want 1 to"},
+		{"endpoint-wait", "-1s", "want 0 to 24h"}, {"endpoint-wait", "2000000h0m0s", "want 0 to 24h"},
+		{"client-timeout", "-1ns", "want 0 to 24h"}, {"shutdown-delay", "-1s", "want 0 to 24h"},
+		{"drain-timeout", "-1s", "want 0 to 24h"}, {"drain-timeout", "25h0m0s", "want 0 to 24h"},
+		{"port", "-1", "want 0 to 65535"}, {"port", "65536", "want 0 to 65535"}, {"metrics-port", "99999", "want 0 to 65535"},
+		{"private-port", "-1", "want 0 to 65535"}, {"ext-proc-port", "-1", "want 0 to 65535"}, {"health-port", "65536", "want 0 to 65535"},
+	} {
+		want := fmt.Sprintf("--%s is %s: %s", tc.name, tc.value, tc.want)
+		if says := refusal(t, "--"+tc.name, tc.value); !strings.Contains(says, want) {
+			t.Errorf("error %v, want %q", says, want)
+		}
+	}
+	for flag, want := range map[string]string{
+		"--cache-tokens-per-rank=9223372036854775807": "cacheTokensPerRank: 9223372036854775807 is invalid: it must be 1 to",
+		"--cap=Inf": "cap: +Inf is invalid: it must be 1 to", "--cap=NaN": "cap is NaN; it must be at least 1",
+		"--weights=load=1e300":          "a weight must be 0 to 1000000",
+		"--pprof-address=127.0.0.1:x":   "with a port of 0 to 65535",
+		"--pprof-address=1.2.3.4:65536": "with a port of 0 to 65535",
+		"--fallbacks=3":                 "--fallbacks requires --endpoint-picker",
+		"--health-port=9":               "--health-port requires --endpoint-picker",
+	} {
+		if says := refusal(t, flag); !strings.Contains(says, want) {
+			t.Errorf("%s: error %v, want %q", flag, says, want)
 		}
 	}
 }

@@ -47,13 +47,24 @@ func DefaultPoolOptions() PoolOptions {
 	return PoolOptions{Policy: dispatch.Price, Cap: 1.15, Weights: dispatch.DefaultWeights, CacheTokensPerRank: dispatch.DefaultCacheTokens, Breaker: breaker.Default()}
 }
 
+const (
+	// maxCacheTokens is far above the KV cache of any device.
+	maxCacheTokens = 1 << 26
+	// maxCap and maxWeight keep sums of scores finite.
+	maxCap, maxWeight = 4096, 1_000_000
+)
+
 // Validate returns an error for options that are out of bounds.
 func (o *PoolOptions) Validate() error {
 	switch {
 	case o.PendingLimitPerRank < 0:
 		return fmt.Errorf("pendingLimitPerRank: %d is invalid: it must be at least 0", o.PendingLimitPerRank)
-	case o.CacheTokensPerRank < 1:
-		return fmt.Errorf("cacheTokensPerRank: %d is invalid: it must be at least 1", o.CacheTokensPerRank)
+	case o.CacheTokensPerRank < 1 || o.CacheTokensPerRank > maxCacheTokens:
+		return fmt.Errorf("cacheTokensPerRank: %d is invalid: it must be 1 to %d", o.CacheTokensPerRank, maxCacheTokens)
+	case o.Cap > maxCap:
+		return fmt.Errorf("cap: %v is invalid: it must be 1 to %d", o.Cap, maxCap)
+	case max(o.Weights.Affinity, o.Weights.Prefix, o.Weights.Load, o.Weights.Wait) > maxWeight:
+		return fmt.Errorf("weights: %+v is invalid: a weight must be 0 to %d", o.Weights, maxWeight)
 	case o.Hold < 0 || o.Hold > dispatch.MaxWait:
 		return fmt.Errorf("hold: %v is invalid: it must be 0 to %v", o.Hold, dispatch.MaxWait)
 	case o.Hold > 0 && o.Policy != dispatch.Price:

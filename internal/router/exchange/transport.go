@@ -14,6 +14,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -60,13 +61,14 @@ var (
 	errHeaderTooBig = errors.New("the header of the response is too large")
 	errInterim      = errors.New("too many interim responses")
 	errUpgrade      = errors.New("the engine has changed the protocol")
+	errMalformed    = errors.New("the response is malformed")
 )
 
 // RoundTrip sends a request and returns its response, whose body the caller must close.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	body, inMemory := r.Body.(Body)
 	if r.URL.Scheme != "http" || len(r.TransferEncoding) > 0 || r.Header.Get("Expect") != "" || !inMemory && r.Body != nil && r.Body != http.NoBody {
-		return t.Other.RoundTrip(r)
+		return t.sendByOther(r)
 	}
 	if inMemory {
 		defer body.Close() //nolint:errcheck // it is in memory
@@ -88,6 +90,43 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	c := &conn{Conn: raw, transport: t, host: r.URL.Host}
 	c.reader = bufio.NewReaderSize(c, readBytes)
 	return c.exchange(r, body)
+}
+
+// sendByOther sends a request with the other transport.
+func (t *Transport) sendByOther(r *http.Request) (*http.Response, error) {
+	response, err := t.Other.RoundTrip(r)
+	if err != nil {
+		return nil, withoutText(err)
+	}
+	if response.Body != http.NoBody {
+		response.Body = &textlessBody{response.Body}
+	}
+	return response, nil
+}
+
+// textlessBody returns errors without text of the response.
+type textlessBody struct{ io.ReadCloser }
+
+func (b *textlessBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	return n, withoutText(err)
+}
+
+// withoutText replaces errors that quote the response, which may repeat a prompt and is not to be logged. Errors of the
+// network contain no text of it.
+func withoutText(err error) error {
+	if err == nil || err == io.EOF { // a reader returns io.EOF as such
+		return err
+	}
+	for _, known := range []error{io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe, context.Canceled, context.DeadlineExceeded, os.ErrClosed, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE, errHeaderTooBig, errInterim, errUpgrade} {
+		if errors.Is(err, known) {
+			return err
+		}
+	}
+	if network := (net.Error)(nil); errors.As(err, &network) {
+		return err
+	}
+	return errMalformed
 }
 
 // conn is a connection to an engine. It belongs to one request at a time.
@@ -141,7 +180,7 @@ func (c *conn) exchange(r *http.Request, body Body) (*http.Response, error) {
 	case err == io.EOF:
 		err = io.ErrUnexpectedEOF
 	}
-	return nil, fmt.Errorf("failed to read the response of %s: %w", c.host, err)
+	return nil, fmt.Errorf("failed to read the response of %s: %w", c.host, withoutText(err))
 }
 
 var heads = sync.Pool{New: func() any { return new(bytes.Buffer) }}
@@ -280,7 +319,7 @@ func (b *responseBody) Read(p []byte) (int, error) {
 	}
 	n, err := b.from.Read(p)
 	if err != nil {
-		err = b.end(err)
+		err = b.end(withoutText(err))
 	}
 	return n, err
 }

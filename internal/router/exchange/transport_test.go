@@ -28,9 +28,9 @@ func (m *memory) Close() error            { return nil }
 
 type refusing struct{}
 
-func (refusing) RoundTrip(*http.Request) (*http.Response, error) {
-	return nil, errors.New("sent by another transport")
-}
+var errOther = fmt.Errorf("sent by another transport: %w", net.ErrClosed)
+
+func (refusing) RoundTrip(*http.Request) (*http.Response, error) { return nil, errOther }
 
 func newTestTransport(t *testing.T) *Transport {
 	t.Helper()
@@ -319,12 +319,42 @@ func TestOtherTransport(t *testing.T) {
 	} {
 		r := post(t.Context(), t, "http://127.0.0.1:1", "", "body")
 		change(r)
-		if response, err := transport.RoundTrip(r); err == nil || err.Error() != "sent by another transport" {
+		if response, err := transport.RoundTrip(r); !errors.Is(err, errOther) {
 			t.Errorf("%s: %v, %v", name, response, err)
 		}
 	}
 	var dial *net.OpError
 	if _, err := transport.RoundTrip(post(t.Context(), t, "http://127.0.0.1:1", "", "body")); !errors.As(err, &dial) || dial.Op != "dial" {
 		t.Errorf("error %v, want one of dial", err)
+	}
+}
+
+// TestErrorsWithoutText checks that no error repeats text of a response, which may contain a prompt.
+func TestErrorsWithoutText(t *testing.T) {
+	const head = "HTTP/1.1 200 OK\r\n"
+	for _, answer := range []string{
+		"secret\r\n\r\n", "HTTP/1.1 secret\r\n\r\n", "secret OK 200\r\n\r\n", head + "secret\r\n\r\n", head + "secret\x00: a\r\n\r\n",
+		head + "Content-Length: secret\r\n\r\n", head + "Transfer-Encoding: secret\r\n\r\n", head + "Content-Length: 1\r\nContent-Length: 2, secret\r\n\r\n",
+		head + "Transfer-Encoding: chunked\r\n\r\nsecret\r\n", head + "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nsecret\r\n\r\n",
+	} {
+		for name, transport := range map[string]http.RoundTripper{"own": newTestTransport(t), "other": &Transport{Other: &http.Transport{DisableKeepAlives: true}}} {
+			url := raw(t, func(_ int, c net.Conn, r *bufio.Reader) {
+				if _, err := readRequest(r); err == nil {
+					io.WriteString(c, answer) //nolint:errcheck // the client reports it
+				}
+			})
+			request := post(t.Context(), t, url, "", "a")
+			if name == "other" {
+				request.Body = io.NopCloser(strings.NewReader("a"))
+			}
+			response, err := transport.RoundTrip(request)
+			if err == nil {
+				_, err = io.ReadAll(response.Body)
+				response.Body.Close()
+			}
+			if err == nil || strings.Contains(err.Error(), "secret") {
+				t.Errorf("%s transport, %q: error %v", name, answer, err)
+			}
+		}
 	}
 }

@@ -316,8 +316,8 @@ func parse(text io.Reader, metrics *engine.StepMetrics) (got answer) {
 	limited := &io.LimitedReader{R: text, N: maxAnswer + 1}
 	lines := bufio.NewScanner(limited)
 	lines.Buffer(nil, maxLine)
-	steps := &stepReader{metrics: metrics, ranks: map[string]*rankSteps{}}
-	found := false
+	steps := &stepReader{metrics: metrics, ranks: map[string]*rankSteps{}, series: map[string]bool{}}
+	found, series := false, map[string]bool{}
 	for lines.Scan() {
 		if metrics != nil && got.stepsErr == nil {
 			got.stepsErr = steps.line(lines.Bytes())
@@ -328,7 +328,7 @@ func parse(text io.Reader, metrics *engine.StepMetrics) (got answer) {
 		}
 		labels, ok := bytes.CutPrefix(lines.Bytes(), []byte(Metric+"{"))
 		if ok && got.activationsErr == nil {
-			got.activationsErr = addActivations(&got.activations, labels)
+			got.activationsErr = addActivations(&got.activations, labels, series)
 			found = true
 		}
 	}
@@ -376,18 +376,28 @@ func addState(state *string, line []byte, metric string, label *regexp.Regexp) e
 	return nil
 }
 
-// addActivations adds the value of a counter. labels is the line after the opening brace.
-func addActivations(sum *lar.Activations, labels []byte) error {
-	count, err := valueOf(Metric, labels)
+// addActivations adds the value of a counter. text is the line after the opening brace. series contains the counters that
+// were added: one that is exposed twice would count twice.
+func addActivations(sum *lar.Activations, text []byte, series map[string]bool) error {
+	count, err := valueOf(Metric, text)
 	if err != nil {
 		return err
 	}
-	switch {
-	case bytes.Contains(labels, []byte(`locality="local"`)):
-		sum.Local += count
-	case !bytes.Contains(labels, []byte(`locality="remote"`)):
-		return nonsense("%s{%.100q has no label locality of local or remote", Metric, labels)
+	labels := string(text[:max(0, bytes.LastIndexByte(text, '}'))])
+	locality, err := take(&labels, "locality")
+	if err != nil {
+		return nonsense("%s: %v", Metric, err)
 	}
+	name := locality + "," + labels
+	switch {
+	case locality != "local" && locality != "remote":
+		return nonsense("%s{%.100q has no label locality of local or remote", Metric, text)
+	case series[name]:
+		return nonsense("%s{%.100q occurs twice", Metric, text)
+	case locality == "local":
+		sum.Local += count
+	}
+	series[name] = true
 	if sum.Total += count; sum.Total > lar.MaxActivations {
 		return nonsense("%s counts more than %d", Metric, int64(lar.MaxActivations))
 	}

@@ -26,7 +26,7 @@ func TestParse(t *testing.T) {
 		want lar.Activations
 		err  string
 	}{
-		"layers and ranks": {"# TYPE x counter\nvllm:a 1\n" + line(local, 3) + line(local, "2e+03") + line(remote, 5), lar.Activations{Local: 2003, Total: 2008}, ""},
+		"layers and ranks": {"# TYPE x counter\nvllm:a 1\n" + line(local, 3) + line(local+`,dp="1"`, "2e+03") + line(remote, 5), lar.Activations{Local: 2003, Total: 2008}, ""},
 		"with a time":      {line(local, "3 1700000000000"), lar.Activations{Local: 3, Total: 3}, ""},
 		"without end":      {line(local, 1) + strings.TrimSuffix(line(remote, 1), "\n"), lar.Activations{Local: 1, Total: 2}, ""},
 		"absent":           {"vllm:a 1\n" + Metric + "_other{} 1\n", lar.Activations{}, "does not contain " + Metric},
@@ -36,6 +36,9 @@ func TestParse(t *testing.T) {
 		"not a number":     {line(local, "NaN"), lar.Activations{}, `value "NaN"`},
 		"negative":         {line(local, -1), lar.Activations{}, `value "-1"`},
 		"infinite":         {line(local, "+Inf"), lar.Activations{}, `value "+Inf"`},
+		"twice":            {line(local, 3) + line(remote, 1) + line(` layer="3", locality="local",rank="0",`, 3), lar.Activations{}, "occurs twice"},
+		"locality in text": {line(`rank="locality=\"local\""`, 1), lar.Activations{}, "no label locality"},
+		"without a brace":  {Metric + "{5\n", lar.Activations{}, "no label locality"},
 		"too large":        {line(local, "1e300"), lar.Activations{}, `value "1e300"`},
 		"too large a sum":  {line(local, "9e15") + line(remote, "9e15"), lar.Activations{}, "counts more than"},
 		"a long line":      {strings.Repeat("x", maxLine+1), lar.Activations{}, "token too long"},

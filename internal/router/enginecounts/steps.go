@@ -50,6 +50,8 @@ const (
 type stepReader struct {
 	metrics *engine.StepMetrics
 	ranks   map[string]*rankSteps
+	// series contains the counters that were read.
+	series map[string]bool
 	// oneServer is true if one server counts all steps of the engine.
 	oneServer bool
 }
@@ -76,6 +78,11 @@ func (r *stepReader) line(text []byte) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", metric, err)
 	}
+	full := metric + "{" + special + "," + labels
+	if r.series[full] {
+		return fmt.Errorf("%s{%.100q occurs twice", metric, labels)
+	}
+	r.series[full] = true
 	of := r.ranks[labels]
 	if of == nil {
 		if len(r.ranks) == maxRanks {

@@ -144,6 +144,7 @@ func TestUnreadableSteps(t *testing.T) {
 		"no value":      {"VLLM", strings.Replace(good, "} 9600\n", "}\n", 1), "no value"},
 		"broken labels": {"VLLM", strings.Replace(good, `engine="0"`, `engine=0`, 1), "are invalid"},
 		"many ranks":    {"VLLM", ofVLLM(0, make([][5]float64, maxRanks+1)...), "more than 1024 ranks"},
+		"twice":         {"VLLM", good + good, "occurs twice"},
 		"SGLang's NaN":  {"SGLang", strings.Replace(ofSGLang([4]float64{5, 50, 0, 0}), "} 50\n", "} NaN\n", 1), "a value is not a number"},
 	} {
 		got := parse(strings.NewReader(tc.text), stepMetrics(t, tc.engine))

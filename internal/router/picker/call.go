@@ -36,8 +36,12 @@ type call struct {
 	control    *http.ResponseController
 	memory     *httpserver.Memory
 	maxMessage int64
-	// limit is the maximum time for the next message in either direction; 0 means no limit.
-	limit time.Duration
+	// limit is the maximum time until the next message arrives, writeLimit the maximum time until the client has read a
+	// message; 0 means no limit.
+	limit, writeLimit time.Duration
+	// holds is true if a received message counts until the next one is awaited. held is its memory.
+	holds bool
+	held  *httpserver.Share
 	// received is the length of the latest message.
 	received int64
 	// unsent is true if messages were written and not flushed.
@@ -51,20 +55,29 @@ type call struct {
 func serveCall(c *call, method func(*call) error) {
 	header := c.writer.Header()
 	if c.request.Method != http.MethodPost || !strings.HasPrefix(c.request.Header.Get("Content-Type"), "application/grpc") {
-		http.Error(c.writer, "this port serves gRPC: POST with content-type application/grpc", http.StatusUnsupportedMediaType)
+		// A body would wait for a client that reads nothing.
+		header.Set("Grpc-Message", "this port serves gRPC: POST with content-type application/grpc")
+		c.writer.WriteHeader(http.StatusUnsupportedMediaType)
 		return
 	}
 	header.Set("Content-Type", "application/grpc")
 	header.Set("Trailer", "Grpc-Status, Grpc-Message")
 	c.writer.WriteHeader(http.StatusOK)
 	err := method(c)
+	c.release()
+	if flushErr := c.flush(); err == nil {
+		err = flushErr
+	}
 	c.mu.Lock()
 	c.ended = true
 	c.mu.Unlock()
 	c.control.Flush() //nolint:errcheck // a disconnected client needs no header
 	result := status.Convert(err)
-	if err == nil {
+	switch {
+	case err == nil:
 		result = status.New(codes.OK, "")
+	case errors.Is(err, client.ErrNoMemory):
+		result = status.New(codes.ResourceExhausted, err.Error())
 	}
 	header.Set("Grpc-Status", strconv.Itoa(int(result.Code())))
 	if message := result.Message(); message != "" {
@@ -100,20 +113,44 @@ func (c *call) interrupt(set func(time.Time) error) func() {
 }
 
 // withLimit ends a Read or Write after the limit, unless stop is called before.
-func (c *call) withLimit(set func(time.Time) error) (stop func()) {
-	if c.limit == 0 {
+func (c *call) withLimit(limit time.Duration, set func(time.Time) error) (stop func()) {
+	if limit == 0 {
 		return func() {}
 	}
-	timer := time.AfterFunc(c.limit, c.interrupt(set))
+	timer := time.AfterFunc(limit, c.interrupt(set))
 	return func() { timer.Stop() }
+}
+
+// hold counts a received message, and the chunk of it that is sent, until release. If another call needs the memory, the
+// call of the largest message is interrupted: its client does not read the answers.
+func (c *call) hold(length int64) error {
+	if !c.holds {
+		return nil
+	}
+	if c.held == nil {
+		read, write := c.interrupt(c.control.SetReadDeadline), c.interrupt(c.control.SetWriteDeadline)
+		c.held = c.memory.Open(func() {
+			read()
+			go write() // it resets the stream, which may take time
+		})
+	}
+	return c.held.Take(length + 2*min(length, chunkBytes))
+}
+
+// release releases the memory of the latest message.
+func (c *call) release() {
+	if c.held != nil {
+		c.held.Release()
+	}
 }
 
 // receive sends what was written and reads the next message. It returns io.EOF if the client has closed its side.
 func (c *call) receive(into proto.Message) error {
+	c.release()
 	if err := c.flush(); err != nil {
 		return err
 	}
-	stop := c.withLimit(c.control.SetReadDeadline)
+	stop := c.withLimit(c.limit, c.control.SetReadDeadline)
 	defer stop()
 	var prefix [prefixBytes]byte
 	if _, err := io.ReadFull(c.request.Body, prefix[:]); err != nil {
@@ -135,6 +172,9 @@ func (c *call) receive(into proto.Message) error {
 		return io.ErrUnexpectedEOF
 	}
 	c.received = length
+	if err := c.hold(length); err != nil {
+		return err
+	}
 	if err := proto.Unmarshal(message.Bytes(), into); err != nil {
 		return status.Errorf(codes.InvalidArgument, "failed to decode a message: %v", err)
 	}
@@ -155,12 +195,20 @@ func (c *call) failed(err error) error {
 // send writes a message. It is sent before the call waits for the next message, at its end, or by flush: several answers
 // in a row take one system call.
 func (c *call) send(message proto.Message) error {
-	data, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, prefixBytes, prefixBytes+proto.Size(message)), message)
+	size := proto.Size(message)
+	if size > 2*chunkBytes { // a complete body, which was made for this message
+		copies := c.memory.Open(nil)
+		if err := errors.Join(copies.Finish(), copies.Take(2*int64(size))); err != nil {
+			return err
+		}
+		defer copies.Release()
+	}
+	data, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, prefixBytes, prefixBytes+size), message)
 	if err != nil {
 		return status.Errorf(codes.Internal, "failed to encode a message: %v", err)
 	}
 	binary.BigEndian.PutUint32(data[1:prefixBytes], uint32(len(data)-prefixBytes))
-	stop := c.withLimit(c.control.SetWriteDeadline)
+	stop := c.withLimit(c.writeLimit, c.control.SetWriteDeadline)
 	defer stop()
 	c.unsent = true
 	_, err = c.writer.Write(data)
@@ -173,7 +221,7 @@ func (c *call) flush() error {
 		return nil
 	}
 	c.unsent = false
-	stop := c.withLimit(c.control.SetWriteDeadline)
+	stop := c.withLimit(c.writeLimit, c.control.SetWriteDeadline)
 	defer stop()
 	return c.failed(c.control.Flush())
 }

@@ -71,7 +71,7 @@ func (x *exchange) run() error {
 	if err = x.admit(); err == nil {
 		err = x.request(first)
 	}
-	x.stream.limit = maxIdle
+	x.stream.limit, x.stream.holds = maxIdle, true
 	if errors.Is(err, errBodyIncomplete) {
 		err = nil // the following messages are the gateway's own response
 	} else if err != nil {

@@ -51,6 +51,10 @@ const (
 	streamBytes = 32 << 10
 	// maxHeaderMessage is the maximum size of the message with the request header.
 	maxHeaderMessage = 64 << 10
+	// maxRefused is the maximum number of streams above the limit, which wait for their header to be refused.
+	maxRefused = 256
+	// maxChecks is the maximum number of concurrent health checks of a port.
+	maxChecks = 256
 	// maxIdle is the maximum time that a stream waits for the gateway once a request is complete: longer than any
 	// engine computes.
 	maxIdle = time.Hour
@@ -87,8 +91,10 @@ type Server struct {
 	service, probes *httpserver.Server
 	health          *health.Server
 	processor       processor
-	memory          *httpserver.Memory
-	maxMessage      int64
+	// gatewayChecks and probeChecks are the health checks of the two ports.
+	gatewayChecks, probeChecks streams
+	memory                     *httpserver.Memory
+	maxMessage                 int64
 	// stop ends the health checks that watch for changes.
 	stopping context.Context
 	stop     context.CancelFunc
@@ -98,6 +104,8 @@ type Server struct {
 func NewServer(picker Picker, options Options) *Server {
 	if options.Memory == nil {
 		options.Memory = client.NewMemory(options.MaxBodyBytes)
+		// A body that a gateway sends in one piece has two copies when it is returned.
+		options.Memory.Max = max(options.Memory.Max, 4*options.MaxBodyBytes)
 	}
 	s := &Server{
 		health: health.NewServer(), memory: options.Memory, maxMessage: min(options.MaxBodyBytes, 1<<30) + messageSlack,
@@ -111,7 +119,8 @@ func NewServer(picker Picker, options Options) *Server {
 	s.service = httpserver.New(httpserver.Options{
 		Handler: http.HandlerFunc(s.serveGateway), Log: options.Log, TLS: options.TLS, MaxConnections: maxConnections, HTTP2: &settings,
 	})
-	s.probes = httpserver.New(httpserver.Options{Handler: http.HandlerFunc(s.serveProbe), Log: options.Log, MaxConnections: 64, HTTP2: &probeSettings})
+	s.gatewayChecks.max, s.probeChecks.max = maxChecks, maxChecks
+	s.probes = httpserver.New(httpserver.Options{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serveProbe(w, r, &s.probeChecks) }), Log: options.Log, MaxConnections: 64, HTTP2: &probeSettings})
 	s.health.SetServingStatus(LivenessService, healthpb.HealthCheckResponse_SERVING)
 	s.SetReady(false)
 	return s
@@ -150,24 +159,36 @@ func (s *Server) Shutdown(ctx context.Context) error {
 // serveGateway serves a call of a gateway: a request, or a health check on the same port.
 func (s *Server) serveGateway(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path != extprocv3.ExternalProcessor_Process_FullMethodName {
-		s.serveProbe(w, r)
+		s.serveProbe(w, r, &s.gatewayChecks)
 		return
 	}
 	serveCall(s.call(w, r, s.maxMessage), s.processor.process)
 }
 
-// serveProbe serves a health check.
-func (s *Server) serveProbe(w http.ResponseWriter, r *http.Request) {
-	method := func(*call) error { return status.Errorf(codes.Unimplemented, "unknown method %q", r.URL.Path) }
-	switch r.URL.Path {
-	case healthpb.Health_Check_FullMethodName:
-		method = s.checkHealth
-	case healthpb.Health_Watch_FullMethodName:
-		method = s.watchHealth
-	}
-	c := s.call(w, r, 1<<10)
-	c.limit = httpserver.DefaultReadHeaderTimeout
-	serveCall(c, method)
+// serveProbe serves health checks. The checks are those of the port. If there are too many, the oldest one is interrupted.
+func (s *Server) serveProbe(w http.ResponseWriter, r *http.Request, checks *streams) {
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	c := s.call(w, r.WithContext(ctx), 1<<10)
+	c.limit, c.writeLimit = httpserver.DefaultReadHeaderTimeout, httpserver.DefaultReadHeaderTimeout
+	serveCall(c, func(*call) error {
+		method := s.checkHealth
+		switch r.URL.Path {
+		case healthpb.Health_Check_FullMethodName:
+		case healthpb.Health_Watch_FullMethodName:
+			method = s.watchHealth
+		default:
+			return status.Errorf(codes.Unimplemented, "unknown method %q", r.URL.Path)
+		}
+		interrupt := c.interrupt(c.control.SetReadDeadline)
+		_, arrived, err := checks.open(func() { interrupt(); cancel() })
+		if err != nil {
+			return err
+		}
+		defer checks.close()
+		defer arrived()
+		return method(c)
+	})
 }
 
 func (s *Server) call(w http.ResponseWriter, r *http.Request, maxMessage int64) *call {
@@ -221,15 +242,22 @@ type processor struct {
 
 // process serves one request of a gateway.
 func (p *processor) process(c *call) error {
-	c.limit = p.timeout
+	c.limit, c.writeLimit = p.timeout, p.timeout
 	x := &exchange{stream: &stream{call: c}, picker: p.picker, maxBody: p.maxBody, memory: p.memory}
-	x.admitted, x.arrived = p.streams.open(c.interrupt(c.control.SetReadDeadline))
-	if x.admitted {
-		defer p.streams.close()
+	var err error
+	if x.admitted, x.arrived, err = p.streams.open(c.interrupt(c.control.SetReadDeadline)); err != nil {
+		return err
+	}
+	defer p.streams.close()
+	if !x.admitted && p.timeout > 0 {
+		c.limit = min(c.limit, httpserver.DefaultReadHeaderTimeout)
 	}
 	defer x.arrived()
 	return x.run()
 }
+
+// errTooManyStreams ends a stream whose header is not read.
+var errTooManyStreams = status.Error(codes.ResourceExhausted, "there are too many concurrent requests")
 
 // streams tracks the open streams of all connections. At the limit, a new stream replaces the stream that has waited
 // longest for the rest of its request.
@@ -241,15 +269,21 @@ type streams struct {
 	incomplete list.List // functions that interrupt streams with an incomplete request, longest wait first
 }
 
-// open registers a new stream. It reports false if all streams have complete requests. arrived must be called when the
-// request of the new stream is complete.
-func (s *streams) open(interrupt func()) (ok bool, arrived func()) {
+// open registers a new stream, which ends with close. If there are too many, it interrupts the one that has waited
+// longest for its request. It reports false if all streams have complete requests: the new one can only be refused.
+// The error reports that there are too many of these as well, or of streams that have not ended yet. arrived must be
+// called when the request of the new stream is complete.
+func (s *streams) open(interrupt func()) (admitted bool, arrived func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.n >= s.max+maxRefused {
+		return false, nil, errTooManyStreams
+	}
 	if s.n >= s.max {
 		longest := s.incomplete.Front()
 		if longest == nil {
-			return false, func() {}
+			s.n++
+			return false, func() {}, nil
 		}
 		s.incomplete.Remove(longest).(func())() // the stream ends as soon as its reader returns
 	}
@@ -259,7 +293,7 @@ func (s *streams) open(interrupt func()) (ok bool, arrived func()) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.incomplete.Remove(place) // a second call is a no-op
-	}
+	}, nil
 }
 
 func (s *streams) close() {

@@ -103,7 +103,9 @@ func (b *bodyReader) Read(p []byte) (int, error) {
 		b.rest, b.err = b.receive()
 	}
 	n := copy(p, b.rest)
-	b.rest = b.rest[n:]
+	if b.rest = b.rest[n:]; len(b.rest) == 0 {
+		b.rest = nil // the message is not needed any more
+	}
 	return n, nil
 }
 

@@ -53,9 +53,7 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated && !usesTransformers(profile) && profile.Status.Result == nil {
 		situation := engine.Situation{Release: adapter.ImageRelease(profile.Spec.Engine.Image), Launch: launch(profile), UserArgs: profile.Spec.Engine.Args}
 		ofTemplate := podtemplate.Env(profile.Spec.Template, semmoev1.EngineContainer)
-		for _, variable := range slices.Concat(profile.Spec.Engine.Env, ofTemplate) {
-			situation.UserEnv = append(situation.UserEnv, variable.Name)
-		}
+		situation.UserEnv = engine.UserVariables(slices.Concat(profile.Spec.Engine.Env, ofTemplate))
 		if err := adapter.ValidateOverlap(situation); err != nil {
 			return invalidf("OverlapUnsupported", "%v", err)
 		}

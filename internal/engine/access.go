@@ -2,8 +2,6 @@
 
 package engine
 
-import "slices"
-
 // The arguments of SGLang and vLLM for TLS and for a key that clients must send, and vLLM's variable for the key.
 var (
 	tlsFlags    = []string{"--ssl-certfile", "--ssl-keyfile"}
@@ -18,7 +16,7 @@ func checkAccess(s Situation, verdict *Support) {
 		verdict.Warn("EngineServesTLS", "spec.engine.args sets %s: readiness probes, routers and profiles reach an engine in plain text only, so its pods never become ready. Remove the flag; spec.routing.tls serves clients by TLS", tlsFlags[0])
 	}
 	what, given := "spec.engine.args sets "+keyFlag, false
-	if slices.Contains(s.UserEnv, keyVariable) {
+	if s.Sets(keyVariable) {
 		what, given = "spec.engine.env sets "+keyVariable, true
 	}
 	if _, byFlag := FlagValue(s.UserArgs, keyFlag); byFlag || given {

@@ -363,14 +363,14 @@ func RefuseFlagFile(name string) Flag {
 	return Flag{Names: []string{name}, Source: PlanSource, Forbidden: true, Why: "names a file that may set flags which " + PlanSource + " decides: put its flags into spec.engine.args"}
 }
 
-// CheckEnv returns an error if a user-provided environment variable, given by name, must not be set. The error names
+// CheckEnv returns an error if a user-provided environment variable, as UserVariables returns it, must not be set. The error names
 // the field, the variable and what controls it.
 func (a Adapter) CheckEnv(launch Launch, field string, userEnv []string) error {
 	if a.Variables == nil {
 		return nil
 	}
 	for _, variable := range a.Variables(launch) {
-		if slices.Contains(userEnv, variable.Name) {
+		if given(userEnv, variable.Name) {
 			return fmt.Errorf("%s: %s contradicts %s, which decides it: remove the variable", field, variable.Name, variable.Source)
 		}
 	}

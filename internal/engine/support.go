@@ -4,7 +4,10 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 	"strings"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Realization is the way in which a plan is passed to an engine.
@@ -25,7 +28,7 @@ type Situation struct {
 	Release Release
 	// Launch contains the start parameters of the engine. Support adds the parameters of the realization.
 	Launch Launch
-	// UserArgs are the user's flags for the engine. UserEnv lists the names of the user's environment variables.
+	// UserArgs are the user's flags for the engine. UserEnv are the user's environment variables, as UserVariables returns them.
 	UserArgs, UserEnv []string
 	// Family is the model_type of the language model, Wrapper that of a multimodal wrapper around it, Quantization the
 	// checkpoint's method as reported by the inspection, such as fp8 or modelopt/NVFP4. Empty means none. An empty
@@ -38,6 +41,38 @@ type Situation struct {
 	// Unmappable is the reason why the model cannot be served with an expert map, and Unpermutable the reason why the
 	// experts of its checkpoint cannot be permuted. Each is empty if there is none, or if that is unknown.
 	Unmappable, Unpermutable string
+}
+
+// UserVariables returns environment variables as NAME=VALUE, or as NAME if only the pod knows the value.
+func UserVariables(env []corev1.EnvVar) []string {
+	var variables []string
+	for _, variable := range env {
+		text := variable.Name
+		if variable.ValueFrom == nil && !strings.Contains(variable.Value, "$(") {
+			text += "=" + variable.Value
+		}
+		variables = append(variables, text)
+	}
+	return variables
+}
+
+// given reports whether a variable is set, in a list as UserVariables returns it.
+func given(variables []string, name string) bool {
+	return slices.ContainsFunc(variables, func(variable string) bool { return variable == name || strings.HasPrefix(variable, name+"=") })
+}
+
+// Sets reports whether the user sets an environment variable.
+func (s Situation) Sets(name string) bool { return given(s.UserEnv, name) }
+
+// Value returns the value of an environment variable that the user sets, and whether it is known. The last variable of a
+// name counts, as in a container.
+func (s Situation) Value(name string) (value string, known bool) {
+	for _, variable := range s.UserEnv {
+		if of, v, isKnown := strings.Cut(variable, "="); of == name {
+			value, known = v, isKnown
+		}
+	}
+	return value, known
 }
 
 // Finding is the reason for a refusal or a warning, as the reason and message of a condition.

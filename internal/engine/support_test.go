@@ -160,7 +160,9 @@ func TestSupport(t *testing.T) {
 		"Ascend 0.30, capture, map":     {engine: "VLLMAscend", realization: byMap, change: of(args(""), observed, release("0.30.0")), refusals: "CaptureUnsupported"},
 		"Ascend 0.30, capture, weights": {engine: "VLLMAscend", realization: byWeights, change: of(args(""), observed, release("0.30.0")), refusals: "CaptureUnsupported"},
 		"Ascend 0.30, capture, V2":      {engine: "VLLMAscend", realization: byWeights, change: of(args(""), observed, release("0.30.0"), func(s *engine.Situation) { s.UserEnv = []string{"VLLM_USE_V2_MODEL_RUNNER"} })},
+		"Ascend 0.30, capture, V1":      {engine: "VLLMAscend", realization: byWeights, change: of(args(""), observed, release("0.30.0"), func(s *engine.Situation) { s.UserEnv = []string{"VLLM_USE_V2_MODEL_RUNNER=0"} }), refusals: "CaptureUnsupported"},
 		"Ascend 0.30, map":              {engine: "VLLMAscend", realization: byMap, change: of(args(""), release("0.30.0"))},
+		"Ascend, V1 runner, map":        {engine: "VLLMAscend", realization: byMap, change: func(s *engine.Situation) { s.UserEnv = []string{"VLLM_USE_V2_MODEL_RUNNER=0"} }},
 		"Ascend, V2 runner, map":        {engine: "VLLMAscend", realization: byMap, change: func(s *engine.Situation) { s.UserEnv = []string{"VLLM_USE_V2_MODEL_RUNNER"} }, warnings: "MapNeedsV1Runner"},
 
 		"TensorRT, GLM-4":       {engine: "TensorRTLLM", realization: byMap, change: of(args(""), ofFamily("glm4_moe")), refusals: "ExpertMapIgnored", warnings: "RankPinningUnsupported"},

@@ -169,7 +169,7 @@ type situation struct {
 	redundant           int32
 	microBatches        int32
 	routed              bool
-	// unseen is true if the operator cannot detect the cause, because it knows only the names of environment variables.
+	// unseen is true if the operator only warns of the cause, an environment variable.
 	unseen bool
 }
 
@@ -198,7 +198,7 @@ func TestRefusedBeforeEngineStart(t *testing.T) {
 		"capture, disabled prefixes":    {situation{engine: "vllm", routed: true, args: "--disable-prefix-caching"}, "0.22.0: unrecognized arguments, 0.25.1: unrecognized arguments, 0.32.0: unrecognized arguments, 0.33.0: ValueError"},
 		"capture, adaptive":             {situation{engine: "vllm", routed: true, args: `--speculative-config {"enable_adaptive_verification":true}`}, "0.32.0: ValueError, 0.33.0: ValueError"},
 		"capture, micro-batches":        {situation{engine: "vllm", routed: true, microBatches: 2, args: "--all2all-backend deepep_low_latency"}, "0.32.0: ValueError, 0.33.0: ValueError"},
-		"capture, the old runner":       {situation{engine: "vllm", routed: true, unseen: true, env: map[string]string{"VLLM_USE_V2_MODEL_RUNNER": "0"}}, "0.32.0: ValueError, 0.33.0: ValueError"},
+		"capture, the old runner":       {situation{engine: "vllm", routed: true, env: map[string]string{"VLLM_USE_V2_MODEL_RUNNER": "0"}}, "0.32.0: ValueError, 0.33.0: ValueError"},
 		"micro-batches, default":        {situation{engine: "vllm", microBatches: 2}, "0.22.0: AssertionError, 0.25.1: AssertionError, 0.32.0: AssertionError, 0.33.0: AssertionError"},
 		"micro-batches, NIXL's backend": {situation{engine: "vllm", microBatches: 2, args: "--all2all-backend nixl_ep"}, "0.22.0: AssertionError"},
 		"a map for Ascend":              {situation{engine: "vllm-ascend", realization: byMap}, ""},
@@ -259,8 +259,8 @@ func (s situation) start(t *testing.T, dialect string, adapter engine.Adapter, r
 		}
 	}
 	asked := engine.Situation{Release: release, Launch: launch, UserArgs: strings.Fields(s.args), Family: "qwen3_moe", Realization: engine.Realization(s.realization)}
-	for variable := range s.env {
-		asked.UserEnv = append(asked.UserEnv, variable)
+	for variable, value := range s.env {
+		asked.UserEnv = append(asked.UserEnv, variable+"="+value)
 	}
 	verdict := adapter.StartupSupport(asked)
 	if s.realization != "" {

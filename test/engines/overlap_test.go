@@ -48,7 +48,7 @@ func TestChosenOverlapStarts(t *testing.T) {
 			s := engine.Situation{Release: engine.ParseRelease(release), Launch: launch, UserArgs: strings.Fields(tc.args), Family: "qwen3_moe"}
 			if tc.env != "" {
 				t.Setenv(tc.env, "1")
-				s.UserEnv = []string{tc.env}
+				s.UserEnv = []string{tc.env + "=1"}
 			}
 			c := overlap.Choose(&overlap.Model{Schedule: made, Hardware: machines, SlotsPerRank: 32}, overlap.Options{
 				Ranks: 4, LAR: 0.4, BatchTokens: []int32{65536, 131072}, MinGain: 0.02, Automatic: true, Adapter: adapter, Situation: s,

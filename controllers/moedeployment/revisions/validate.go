@@ -97,10 +97,10 @@ func envOf(moed *semmoev1.MoEDeployment) (engineEnv, templateEnv givenEnv) {
 		givenEnv{fmt.Sprintf("spec.template.spec.containers: env of container %q", semmoev1.EngineContainer), podtemplate.Env(moed.Spec.Template, semmoev1.EngineContainer)}
 }
 
-// UserEnv returns the names of all engine variables in the spec.
+// UserEnv returns all engine variables in the spec, as engine.UserVariables does.
 func UserEnv(moed *semmoev1.MoEDeployment) []string {
 	ofEngine, ofTemplate := envOf(moed)
-	return envNames(slices.Concat(ofEngine.env, ofTemplate.env))
+	return engine.UserVariables(slices.Concat(ofEngine.env, ofTemplate.env))
 }
 
 // validateEnv rejects engine variables that users may not set.
@@ -129,7 +129,7 @@ func validateEnv(moed *semmoev1.MoEDeployment, adapter engine.Adapter, launched 
 // checkEnv returns an error for variables that are incompatible with the launch.
 func checkEnv(moed *semmoev1.MoEDeployment, adapter engine.Adapter, launched engine.Launch) error {
 	ofEngine, ofTemplate := envOf(moed)
-	return cmp.Or(adapter.CheckEnv(launched, ofEngine.field, envNames(ofEngine.env)), adapter.CheckEnv(launched, ofTemplate.field, envNames(ofTemplate.env)))
+	return cmp.Or(adapter.CheckEnv(launched, ofEngine.field, engine.UserVariables(ofEngine.env)), adapter.CheckEnv(launched, ofTemplate.field, engine.UserVariables(ofTemplate.env)))
 }
 
 // isPodIP reports whether a variable is the operator's own, with its value.
@@ -250,15 +250,6 @@ func validateRoutedExperts(moed *semmoev1.MoEDeployment, adapter engine.Adapter)
 		return Invalidf(desired.ReasonRoutedExpertsUnavailable, "spec.profiling.dataset: %s does not return the routed experts of requests, and cannot profile: set spec.profiling.backend to Transformers and spec.profiling.target to Dedicated, or reference in spec.profiling.profileRef an AffinityProfile of the same model from another engine", adapter.Type)
 	}
 	return nil
-}
-
-// envNames returns the names of variables.
-func envNames(env []corev1.EnvVar) []string {
-	var list []string
-	for _, variable := range env {
-		list = append(list, variable.Name)
-	}
-	return list
 }
 
 // validateTemplates rejects pod templates that would change the operator's containers, or expose their data.

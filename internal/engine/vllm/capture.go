@@ -64,7 +64,11 @@ func checkStart(s engine.Situation, verdict *engine.Support) {
 	if adaptive, _ := engine.FlagMembers(s.UserArgs, speculative...)["enable_adaptive_verification"].(bool); adaptive {
 		refuse("enable_adaptive_verification in --speculative-config", "vLLM does not return routed experts with it")
 	}
-	if s.Launch.Overlap.MicroBatches > 0 && !slices.Contains(s.UserEnv, RunnerVariable) {
+	if runner, known := s.Value(RunnerVariable); known && runner != "1" {
+		verdict.Refuse(ReasonCapture, "spec.engine.env: %s %q is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: vLLM %s and newer return routed experts only with the V2 model runner. Set it to 1, remove it, or %s",
+			RunnerVariable, runner, v2Capture, AdviceCapture)
+	}
+	if s.Launch.Overlap.MicroBatches > 0 && !s.Sets(RunnerVariable) {
 		verdict.Refuse(ReasonCapture, "%s.microBatches is invalid with --enable-return-routed-experts: vLLM %s and newer return routed experts only with the V2 model runner, which overlaps exchange and computation only where %s is 1. "+
 			"Set it in spec.engine.env, remove the field, or %s", engine.OverlapField, v2Capture, RunnerVariable, AdviceCapture)
 	}

@@ -127,7 +127,7 @@ func check(s engine.Situation, verdict *engine.Support) {
 		return
 	}
 	advice := "Set --all2all-backend, for example to deepep_low_latency"
-	if slices.Contains(s.UserEnv, backendVariable) {
+	if s.Sets(backendVariable) {
 		advice += ": " + backendVariable + " was removed (vllm-project/vllm#33535)"
 	}
 	verdict.NoAllToAll(s.Launch, "--all2all-backend", backend, advice)

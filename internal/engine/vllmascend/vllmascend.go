@@ -73,7 +73,7 @@ func check(s engine.Situation, verdict *engine.Support) {
 	if s.Realization != engine.EngineMap {
 		return
 	}
-	if slices.Contains(s.UserEnv, vllm.RunnerVariable) {
+	if runner, known := s.Value(vllm.RunnerVariable); s.Sets(vllm.RunnerVariable) && !(known && runner == "0") {
 		verdict.Warn("MapNeedsV1Runner", "%s is set in the engine's environment: with the V2 model runner, vllm-ascend up to 0.26 reads no expert map, and later releases exit at startup. Set it to 0, or use %s", vllm.RunnerVariable, engine.ReshuffledWeights)
 	}
 	if flag := vllm.DraftFlag(s.UserArgs); flag != "" {
@@ -89,10 +89,11 @@ func checkCapture(s engine.Situation, verdict *engine.Support) {
 		return
 	}
 	const because = "vllm-ascend %s and newer return routed experts, which spec.profiling.dataset and spec.routing.samplePercent need, only with the V2 model runner"
+	runner, known := s.Value(vllm.RunnerVariable)
 	switch {
 	case s.Launch.ExpertMap != "":
 		verdict.Refuse(vllm.ReasonCapture, because+", which reads no expert map. Use %s, or %s", v2Capture, engine.ReshuffledWeights, vllm.AdviceCapture)
-	case !slices.Contains(s.UserEnv, vllm.RunnerVariable):
+	case !s.Sets(vllm.RunnerVariable), known && runner != "1":
 		verdict.Refuse(vllm.ReasonCapture, because+": set %s to 1 in spec.engine.env, or %s", v2Capture, vllm.RunnerVariable, vllm.AdviceCapture)
 	}
 }

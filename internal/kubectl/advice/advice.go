@@ -10,6 +10,7 @@ package advice
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"k8s.io/utils/ptr"
@@ -17,6 +18,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/kube/podtemplate"
 	"github.com/semmoe/operator/internal/kube/printable"
 	"github.com/semmoe/operator/internal/plan/overlap"
 	"github.com/semmoe/operator/solver"
@@ -162,9 +164,7 @@ func situation(adapter engine.Adapter, moed *semmoev1.MoEDeployment) engine.Situ
 	if moed.Status.Model != nil {
 		s.Family = moed.Status.Model.Family
 	}
-	for _, variable := range spec.Engine.Env {
-		s.UserEnv = append(s.UserEnv, variable.Name)
-	}
+	s.UserEnv = engine.UserVariables(slices.Concat(spec.Engine.Env, podtemplate.Env(spec.Template, semmoev1.EngineContainer)))
 	return s
 }
 

@@ -6,7 +6,6 @@ import (
 	"cmp"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/internal/kube/printable"
 )
@@ -16,7 +15,7 @@ func overlapStatus(moed *semmoev1.MoEDeployment, o observation) *semmoev1.Overla
 	if !moed.Spec.Engine.Overlap.Chosen() {
 		return nil
 	}
-	why := cmp.Or(o.Planning.Overlap.Why, desired.Finding{Reason: "NoPlan", Message: "No settings are chosen until a plan serves"})
+	why := cmp.Or(o.Planning.Overlap.Why, planner.OverlapWhy(o.Served))
 	status := &semmoev1.OverlapStatus{Reason: why.Reason, Message: printable.Line(why.Message, maxBatchMessage)}
 	if o.Served == nil {
 		return status

@@ -29,7 +29,7 @@ func TestOverlapStatus(t *testing.T) {
 		want *semmoev1.OverlapStatus
 	}{
 		"manual":  {moedtest.Deployment(), observation{Decision: held, Served: served}, nil},
-		"no plan": {auto, observation{}, &semmoev1.OverlapStatus{Reason: "NoPlan", Message: "No settings are chosen until a plan serves"}},
+		"no plan": {auto, observation{}, &semmoev1.OverlapStatus{Reason: "NoPlan", Message: planner.OverlapWhy(nil).Message}},
 		"in use, and others wait": {auto, observation{Decision: held, Served: served}, &semmoev1.OverlapStatus{
 			MicroBatches: 2, ThresholdTokens: 2048, CommunicationSMs: 16, BatchTokens: []int32{65536}, LayerNanos: 4600, UnsplitNanos: 5500, Reason: "AwaitingApproval", Message: "m",
 		}},

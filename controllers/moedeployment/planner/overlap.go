@@ -95,7 +95,7 @@ func (d *Decision) decideOverlap(s *Snapshot, c *choice) {
 		return
 	}
 	inService := c.inService()
-	d.Overlap.Why = overlapWhy(inService)
+	d.Overlap.Why = OverlapWhy(inService)
 	if !Published(c.wanted, c.moed, c.report.ModelDigest) {
 		return
 	}
@@ -136,13 +136,13 @@ func (d *Decision) decideOverlap(s *Snapshot, c *choice) {
 	if why.Reason != "" {
 		chosen = overlapChoice{inService.Overlap, inService.OverlapBasis}
 	} else {
-		why = overlapWhy(&revisions.Layout{OverlapBasis: chosen.basis})
+		why = OverlapWhy(&revisions.Layout{OverlapBasis: chosen.basis})
 	}
 	d.Overlap.Why, c.overlap = why, map[string]overlapChoice{digest: chosen}
 }
 
-// overlapWhy explains the settings of a layout, which may be nil.
-func overlapWhy(l *revisions.Layout) desired.Finding {
+// OverlapWhy explains the settings of a layout, which may be nil.
+func OverlapWhy(l *revisions.Layout) desired.Finding {
 	if l == nil {
 		return desired.Finding{Reason: "NoPlan", Message: "No settings are chosen until a plan serves, whose models choose them"}
 	}

@@ -5,6 +5,7 @@ package podhealth
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -62,6 +63,12 @@ func Find(pods []*corev1.Pod, failedMounts map[types.UID]string, now time.Time) 
 // longer than unreadyPatience. A container that still loads has not passed its startup probe. The second result is the
 // delay until the next check.
 func unreadyProblem(pod *corev1.Pod, now time.Time) (*Problem, time.Duration) {
+	if gate, since := missingGate(pod); gate != "" {
+		if wait := since.Add(unreadyPatience).Sub(now); wait > 0 {
+			return nil, wait
+		}
+		return &Problem{"NotReady", fmt.Sprintf("the containers of pod %s are ready, and its readiness gate %s is not True: check the controller that sets it, or remove the gate from the pod template", podLabel(pod), gate)}, 0
+	}
 	var since time.Time
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.ContainersReady && condition.Status == corev1.ConditionFalse {
@@ -85,6 +92,22 @@ func unreadyProblem(pod *corev1.Pod, now time.Time) (*Problem, time.Duration) {
 	return nil, 0
 }
 
+// missingGate returns the first readiness gate that a pod with ready containers waits for, and since when they are ready.
+func missingGate(pod *corev1.Pod) (gate corev1.PodConditionType, since time.Time) {
+	met := map[corev1.PodConditionType]bool{}
+	for _, condition := range pod.Status.Conditions {
+		if met[condition.Type] = condition.Status == corev1.ConditionTrue; condition.Type == corev1.ContainersReady {
+			since = condition.LastTransitionTime.Time
+		}
+	}
+	for _, of := range pod.Spec.ReadinessGates {
+		if met[corev1.ContainersReady] && !met[of.ConditionType] {
+			return of.ConditionType, since
+		}
+	}
+	return "", since
+}
+
 // logsOf returns the arguments of kubectl logs. It selects pods of Deployments by label: their random names would
 // change the message with each pod.
 func logsOf(pod *corev1.Pod) string {
@@ -96,12 +119,35 @@ func logsOf(pod *corev1.Pod) string {
 
 // PodsRejected returns the problem of pods that the API server rejects with this message.
 func PodsRejected(message string) *Problem {
-	return &Problem{"PodsRejected", "The API server rejects the pods (raise the quota, or set the security contexts in spec.template): " + message}
+	return &Problem{"PodsRejected", "The API server rejects the pods (" + rejectionAdvice("spec.template", message) + "): " + withoutPodName(message)}
 }
 
 // RouterPodsRejected returns the problem of request router pods that the API server rejects.
 func RouterPodsRejected(message string) *Problem {
-	return &Problem{"PodsRejected", "The API server rejects the pods of the router (raise the quota, or set resources in spec.routing.template): " + message}
+	return &Problem{"PodsRejected", "The API server rejects the pods of the router (" + rejectionAdvice("spec.routing.template", message) + "): " + withoutPodName(message)}
+}
+
+// podName matches the name of a rejected pod.
+var podName = regexp.MustCompile(`pods "[^"]*"`)
+
+// withoutPodName removes the pod's name from a rejection. Jobs and ReplicaSets try a new random name each time, and each
+// attempt would change the status.
+func withoutPodName(message string) string { return podName.ReplaceAllString(message, "the pod") }
+
+// rejectionAdvice returns what to do about pods that the API server rejects. template is the field of their template.
+func rejectionAdvice(template, message string) string {
+	of := func(signs ...string) bool {
+		return slices.ContainsFunc(signs, func(sign string) bool { return strings.Contains(message, sign) })
+	}
+	switch {
+	case of("quota"):
+		return "raise the quota, or set resources in " + template
+	case of("usage per", "limit to request ratio"): // a LimitRange
+		return "change the LimitRange, or set resources in " + template
+	case of("PodSecurity", "ecurityContext", "security context"):
+		return "set the security contexts in " + template
+	}
+	return "create what is missing, or change " + template
 }
 
 // WaitsForVolumes reports whether a pod has a node, but its containers have not been created for longer than patience.
@@ -132,12 +178,26 @@ func containerProblem(pod *corev1.Pod) *Problem {
 		case "ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "SignatureValidationFailed", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError":
 			return &Problem{"ImagePullFailed", fmt.Sprintf("%s: image %q cannot be pulled%s: check %s, and spec.template.spec.imagePullSecrets if it is private", where, status.Image, pullCause(waiting, status.Image), imageField(pod, status.Name))}
 		case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
-			return &Problem{"ContainerNotCreated", fmt.Sprintf("%s cannot be created: %s", where, waiting.Message)}
+			return &Problem{"ContainerNotCreated", fmt.Sprintf("%s cannot be created: %s", where, withoutIDs(waiting.Message))}
 		case "CrashLoopBackOff":
 			return &Problem{"ContainerCrashing", fmt.Sprintf("%s crashes repeatedly%s: see `kubectl logs -n %s %s -c %s --previous`", where, lastEnd(status), pod.Namespace, logsOf(pod), status.Name)}
 		}
 	}
 	return nil
+}
+
+// containerID matches the ID of a container, or a digest.
+var containerID = regexp.MustCompile(`(sha256:)?[0-9a-f]{64}`)
+
+// withoutIDs removes the IDs of containers from a kubelet's message: each attempt has another one, and would change the
+// status.
+func withoutIDs(message string) string {
+	return containerID.ReplaceAllStringFunc(message, func(id string) string {
+		if strings.HasPrefix(id, "sha256:") {
+			return id
+		}
+		return "ID"
+	})
 }
 
 // pullCauses map texts in a kubelet's message to a cause: the messages themselves vary between attempts, by port and
@@ -252,13 +312,18 @@ func truncate(text string, length int) string {
 func waitingProblem(pod *corev1.Pod, failedMount string) *Problem {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
-			return &Problem{"Unschedulable", fmt.Sprintf("pod %s has no node: %s%s", podLabel(pod), condition.Message, schedulingAdvice(pod))}
+			return &Problem{"Unschedulable", fmt.Sprintf("pod %s has no node: %s%s", podLabel(pod), strings.TrimSuffix(condition.Message, "."), schedulingAdvice(pod))}
 		}
 	}
-	if failedMount != "" {
-		return &Problem{"VolumeNotMounted", fmt.Sprintf("pod %s waits for a volume: %s: %s", podLabel(pod), failedMount, volumeAdvice(failedMount))}
-	}
-	if pod.Status.Phase == corev1.PodPending && pod.Spec.NodeName != "" && len(pod.Status.ContainerStatuses) > 0 {
+	pending := pod.Status.Phase == corev1.PodPending
+	switch {
+	case failedMount != "":
+		return &Problem{"VolumeNotMounted", fmt.Sprintf("pod %s waits for a volume: %s: %s", podLabel(pod), failedMount, volumeAdvice(pod, failedMount))}
+	case pending && pod.Spec.NodeName == "":
+		return &Problem{"Unschedulable", fmt.Sprintf("pod %s has no node: scheduler %q has not handled it. Start this scheduler, or change schedulerName in the pod template", podLabel(pod), pod.Spec.SchedulerName)}
+	case pending && len(pod.Status.ContainerStatuses)+len(pod.Status.InitContainerStatuses) == 0:
+		return &Problem{"ContainerNotCreated", fmt.Sprintf("pod %s waits for its containers: node %s has not started it. Check that the node exists and is ready", podLabel(pod), pod.Spec.NodeName)}
+	case pending:
 		for _, status := range pod.Status.ContainerStatuses {
 			if waiting := status.State.Waiting; waiting != nil && waiting.Reason == "ContainerCreating" {
 				return &Problem{"ContainerNotCreated", fmt.Sprintf("pod %s waits for its containers: see `kubectl describe pod -n %s %s`", podLabel(pod), pod.Namespace, pod.Name)}
@@ -274,11 +339,17 @@ func schedulingAdvice(pod *corev1.Pod) string {
 	if pod.Labels[semmoev1.LabelComponent] != semmoev1.ComponentRouter {
 		return ""
 	}
-	return " Add a node for it, or set tolerations, nodeSelector, affinity or resources in spec.routing.template"
+	return ". Add a node for it, or set tolerations, nodeSelector, affinity or resources in spec.routing.template"
+}
+
+// routerVolumes maps the volumes of a router pod to the fields that name their Secrets.
+var routerVolumes = map[string]string{
+	"tls": "spec.routing.tls.secretName", "client-ca": "spec.routing.tls.clientCASecretName", "api-keys": "spec.routing.auth.secretName",
+	"collector-ca": "spec.routing.tracing.caSecretName",
 }
 
 // volumeAdvice returns what to do about a failed volume mount.
-func volumeAdvice(failedMount string) string {
+func volumeAdvice(pod *corev1.Pod, failedMount string) string {
 	// A kubelet names volumes in quotation marks, or as a list: unmounted volumes=[dataset].
 	of := func(volume string) bool {
 		return strings.Contains(failedMount, `"`+volume+`"`) || strings.Contains(failedMount, "["+volume)
@@ -288,6 +359,16 @@ func volumeAdvice(failedMount string) string {
 		return "create the ConfigMap (with the key) or the PersistentVolumeClaim of the data set"
 	case of(semmoev1.PlanVolume):
 		return "the operator recreates the ConfigMap of a plan, unless the PlacementPlan with that name prefix reports a problem; if that PlacementPlan does not exist, create it again with its former spec"
+	}
+	for _, volume := range pod.Spec.Volumes {
+		field := routerVolumes[volume.Name]
+		switch {
+		case !of(volume.Name):
+		case field != "" && pod.Labels[semmoev1.LabelComponent] == semmoev1.ComponentRouter:
+			return "check " + field
+		case volume.Name != "model":
+			return fmt.Sprintf("check volume %q in the pod template", volume.Name)
+		}
 	}
 	return "check spec.model.volume"
 }

@@ -92,7 +92,11 @@ func TestFindProblem(t *testing.T) {
 			change: waiting("InvalidImageName", `couldn't parse image name "engine:1"`), reason: "ImagePullFailed",
 			message: `cannot be pulled (InvalidImageName: couldn't parse image name "engine:1"): check spec.engine.image`,
 		},
-		"configuration":     {change: waiting("CreateContainerConfigError", "secret not found"), reason: "ContainerNotCreated", message: "secret not found"},
+		"configuration": {change: waiting("CreateContainerConfigError", "secret not found"), reason: "ContainerNotCreated", message: "secret not found"},
+		"configuration, ID": {
+			change: waiting("CreateContainerError", "task "+strings.Repeat("0f", 32)+" of sha256:"+strings.Repeat("1a", 32)+" failed"), reason: "ContainerNotCreated",
+			message: "task ID of sha256:" + strings.Repeat("1a", 32) + " failed",
+		},
 		"crash":             {change: crashed, reason: "ContainerCrashing", message: "(exit code 1: out of memory)"},
 		"no node, just now": {change: unschedulable, again: patience},
 		"no node":           {change: unschedulable, age: patience, reason: "Unschedulable", message: "Insufficient nvidia.com/gpu"},
@@ -124,8 +128,7 @@ func TestFindProblem(t *testing.T) {
 			change: func(p *corev1.Pod) { lost(p); p.DeletionTimestamp = &metav1.Time{Time: start} },
 			reason: "NodeLost", message: "or force-delete the pod",
 		},
-		"not ready":              {change: func(p *corev1.Pod) { lost(p); p.Status.Conditions[1].Status = corev1.ConditionFalse }},
-		"another readiness gate": {change: func(p *corev1.Pod) { lost(p); p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "x"}} }},
+		"not ready": {change: func(p *corev1.Pod) { lost(p); p.Status.Conditions[1].Status = corev1.ConditionFalse }},
 		"fails its readiness probe": {change: failing, age: time.Minute + unreadyPatience, reason: "NotReady",
 			message: "pod p, container engine runs and fails its readiness probe: see `kubectl logs -n ns p -c engine`"},
 		"fails its readiness probe, just now":    {change: failing, age: time.Minute + unreadyPatience/2, again: unreadyPatience / 2},
@@ -141,7 +144,37 @@ func TestFindProblem(t *testing.T) {
 		}, age: time.Hour, reason: "NotReady", message: "pod of the router, container engine runs and fails its readiness probe: see `kubectl logs -n ns -l semmoe.io/deployment=m,semmoe.io/component=router -c engine`"},
 		"router without a node": {
 			change: func(p *corev1.Pod) { unschedulable(p); p.Labels[semmoev1.LabelComponent] = semmoev1.ComponentRouter },
-			age:    patience, reason: "Unschedulable", message: "pod of the router has no node: 0/1 nodes: Insufficient nvidia.com/gpu Add a node for it, or set tolerations, nodeSelector, affinity or resources in spec.routing.template",
+			age:    patience, reason: "Unschedulable", message: "pod of the router has no node: 0/1 nodes: Insufficient nvidia.com/gpu. Add a node for it, or set tolerations, nodeSelector, affinity or resources in spec.routing.template",
+		},
+		"no scheduler": {
+			change: func(p *corev1.Pod) { unready(p); p.Status.Phase, p.Spec.SchedulerName = corev1.PodPending, "gang" },
+			age:    patience, reason: "Unschedulable", message: `pod p has no node: scheduler "gang" has not handled it`,
+		},
+		"no kubelet": {
+			change: func(p *corev1.Pod) { unready(p); p.Status.Phase, p.Spec.NodeName = corev1.PodPending, "gone" },
+			age:    patience, reason: "ContainerNotCreated", message: "node gone has not started it",
+		},
+		"no kubelet, just now": {change: func(p *corev1.Pod) { unready(p); p.Status.Phase, p.Spec.NodeName = corev1.PodPending, "gone" }, again: patience},
+		"a readiness gate": {change: func(p *corev1.Pod) {
+			lost(p)
+			p.Spec.ReadinessGates, p.Status.Conditions[1].LastTransitionTime = []corev1.PodReadinessGate{{ConditionType: "x/y"}}, metav1.NewTime(start)
+		}, age: unreadyPatience, reason: "NotReady", message: "its readiness gate x/y is not True"},
+		"a readiness gate, just now": {change: func(p *corev1.Pod) {
+			lost(p)
+			p.Spec.ReadinessGates, p.Status.Conditions[1].LastTransitionTime = []corev1.PodReadinessGate{{ConditionType: "x/y"}}, metav1.NewTime(start)
+		}, age: unreadyPatience / 2, again: unreadyPatience / 2},
+		"a volume of the template": {
+			change: func(p *corev1.Pod) { onNode(p); p.Spec.Volumes = []corev1.Volume{{Name: "model"}, {Name: "tls"}} }, age: patience,
+			mounts: map[types.UID]string{"p": `MountVolume.SetUp failed for volume "tls" : secret "nope" not found`},
+			reason: "VolumeNotMounted", message: `check volume "tls" in the pod template`,
+		},
+		"a Secret of the router": {
+			change: func(p *corev1.Pod) {
+				onNode(p)
+				p.Labels[semmoev1.LabelComponent], p.Spec.Volumes = semmoev1.ComponentRouter, []corev1.Volume{{Name: "api-keys"}}
+			}, age: patience,
+			mounts: map[types.UID]string{"p": `MountVolume.SetUp failed for volume "api-keys" : secret "nope" not found`},
+			reason: "VolumeNotMounted", message: "check spec.routing.auth.secretName",
 		},
 		"being deleted": {change: func(p *corev1.Pod) { crashed(p); p.DeletionTimestamp = &metav1.Time{Time: start} }},
 	}
@@ -159,6 +192,25 @@ func TestFindProblem(t *testing.T) {
 				t.Errorf("looks again after %v, want %v", again, tc.again)
 			}
 		})
+	}
+}
+
+// The advice for rejected pods fits the cause.
+func TestRejected(t *testing.T) {
+	for message, want := range map[string]string{
+		"exceeded quota: none": "raise the quota, or set resources in spec.template", "maximum memory usage per Pod is 1Gi": "change the LimitRange",
+		`violates PodSecurity "restricted"`: "set the security contexts in spec.template", `no PriorityClass with name nope`: "create what is missing, or change spec.template",
+	} {
+		if got := PodsRejected(message).Message; !strings.Contains(got, "("+want) || !strings.HasSuffix(got, ": "+message) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	first, second := PodsRejected(`Error creating: pods "j-859jl" is forbidden: exceeded quota: none`), PodsRejected(`Error creating: pods "j-mcfvz" is forbidden: exceeded quota: none`)
+	if *first != *second || !strings.Contains(first.Message, "the pod is forbidden: exceeded quota") {
+		t.Errorf("attempts with different names are reported as %q and %q", first.Message, second.Message)
+	}
+	if got := RouterPodsRejected("exceeded quota: none").Message; !strings.Contains(got, "set resources in spec.routing.template") {
+		t.Error(got)
 	}
 }
 

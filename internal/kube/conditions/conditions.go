@@ -51,8 +51,11 @@ func Degraded(f *Fault) Verdict {
 
 // Stalled returns the verdict of the condition Stalled for an error, or nil.
 func Stalled(f *Fault) Verdict {
-	if f == nil || !f.Stalls {
+	switch {
+	case f == nil:
 		return False("NotStalled", "No user action is required")
+	case !f.Stalls: // its message may ask for an action, such as creating an object
+		return False("NotStalled", "The operator retries until the problem in condition Degraded is solved")
 	}
 	return True(f.Reason, f.Message)
 }

@@ -19,7 +19,7 @@ func TestFaults(t *testing.T) {
 		degraded, stalled Verdict
 	}{
 		"none":   {nil, False("AsExpected", "No problem is known"), False("NotStalled", "No user action is required")},
-		"passes": {&Fault{"Away", "is asked again", false}, True("Away", "is asked again"), False("NotStalled", "No user action is required")},
+		"passes": {&Fault{"Away", "is asked again", false}, True("Away", "is asked again"), False("NotStalled", "The operator retries until the problem in condition Degraded is solved")},
 		"stalls": {&Fault{"Broken", "fix it", true}, True("Broken", "fix it"), True("Broken", "fix it")},
 	} {
 		if got := Degraded(tc.fault); got != tc.degraded {

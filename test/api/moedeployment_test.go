@@ -279,6 +279,39 @@ func TestValidation(t *testing.T) {
 	}
 }
 
+// TestUndecodableValues checks that values which clients cannot decode, or only in minutes, are refused: one stored object
+// of this kind would stop the operator for all namespaces.
+func TestUndecodableValues(t *testing.T) {
+	engine := func(fields string) string {
+		return `{"spec": {"containers": [{"name": "engine", ` + fields + `}]}}`
+	}
+	memory := func(quantity string) string { return engine(`"resources": {"limits": {"memory": "` + quantity + `"}}`) }
+	port := func(number string) string { return engine(`"livenessProbe": {"httpGet": {"port": ` + number + `}}`) }
+	for name, tc := range map[string]struct {
+		template string
+		message  []string
+	}{
+		"a quantity":                  {memory("1.5Gi"), nil},
+		"an exponent":                 {memory("15e8"), nil},
+		"a small exponent":            {memory("1e-999999999"), []string{"resources.limits.memory", "should match"}},
+		"a large exponent":            {memory("1e999999999"), []string{"resources.limits.memory", "should match"}},
+		"an exponent with a fraction": {memory("1e1.5"), []string{"resources.limits.memory", "should match"}},
+		"many digits":                 {memory(strings.Repeat("1", 1000)), []string{"resources.limits.memory", "should match"}},
+		"the size of a volume":        {`{"spec": {"volumes": [{"name": "v", "emptyDir": {"sizeLimit": "1e-999999999"}}]}}`, []string{"emptyDir.sizeLimit", "should match"}},
+		"a port":                      {port("8080"), nil},
+		"the name of a port":          {port(`"http"`), nil},
+		"a port above 32 bits":        {port("99999999999"), []string{"livenessProbe.httpGet.port", "less than or equal to 2147483647"}},
+		"a port below 32 bits":        {port("-99999999999"), []string{"livenessProbe.httpGet.port", "greater than or equal to -2147483648"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, text := range []string{minimal, minimalProfile} {
+				u := object(t, strings.Replace(text, "NAME", "undecodable", 1)+"  template: "+tc.template+"\n")
+				refusedWith(t, api.Create(t.Context(), u, client.DryRunAll), tc.message)
+			}
+		})
+	}
+}
+
 // TestContradictions checks that contradictory fields are refused, with a message that names the field to change.
 func TestContradictions(t *testing.T) {
 	routing := func(fields map[string]any) map[string]any { return map[string]any{"routing": fields} }
@@ -342,18 +375,22 @@ func TestContradictions(t *testing.T) {
 		"all placement fields": {placed(map[string]any{
 			"objective": "RankDedup", "tokenLoadLimitPercent": int64(110), "expertLoadLimitPercent": int64(120), "solver": by("auto"),
 		}), nil, nil},
-		"copies, by another algorithm":                  {placed(map[string]any{"redundantExperts": int64(8), "solver": by("eplb")}), nil, nil},
-		"copies that ranks cannot share":                {placed(map[string]any{"redundantExperts": int64(6)}), nil, []string{"spec.placement.redundantExperts", "multiple of parallelism.expertParallelSize"}},
-		"copies in a permuted checkpoint":               {placed(map[string]any{"redundantExperts": int64(4), "realization": "ReshuffledWeights"}), nil, []string{"spec.placement.redundantExperts", "each expert once"}},
-		"copies without a map":                          {placed(map[string]any{"redundantExperts": int64(4)}), map[string]any{"engine": engine("VLLM")}, []string{"spec.placement.redundantExperts", "VLLM does not"}},
-		"copies by an algorithm without":                {placed(map[string]any{"redundantExperts": int64(4), "solver": by("cross-entropy")}), nil, []string{"spec.placement.redundantExperts", "auto, eplb or contiguous"}},
-		"copies from memory":                            {placed(auto(nil)), nil, nil},
-		"copies from a number of bytes":                 {placed(auto(map[string]any{"redundantMemoryBytes": int64(8 << 30), "objective": "Time", "solver": by("auto")})), nil, nil},
-		"copies from memory without a size":             {placed(map[string]any{"redundantExperts": "Auto"}), nil, []string{"spec.placement.redundantMemoryBytes", "redundantExperts Auto needs redundantMemoryBytes"}},
-		"copies from no memory":                         {placed(auto(map[string]any{"redundantMemoryBytes": "0"})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
-		"copies from no bytes":                          {placed(auto(map[string]any{"redundantMemoryBytes": int64(0)})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
-		"copies from negative memory":                   {placed(auto(map[string]any{"redundantMemoryBytes": "-8Gi"})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
-		"copies from negative bytes":                    {placed(auto(map[string]any{"redundantMemoryBytes": int64(-1)})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
+		"copies, by another algorithm":      {placed(map[string]any{"redundantExperts": int64(8), "solver": by("eplb")}), nil, nil},
+		"copies that ranks cannot share":    {placed(map[string]any{"redundantExperts": int64(6)}), nil, []string{"spec.placement.redundantExperts", "multiple of parallelism.expertParallelSize"}},
+		"copies in a permuted checkpoint":   {placed(map[string]any{"redundantExperts": int64(4), "realization": "ReshuffledWeights"}), nil, []string{"spec.placement.redundantExperts", "each expert once"}},
+		"copies without a map":              {placed(map[string]any{"redundantExperts": int64(4)}), map[string]any{"engine": engine("VLLM")}, []string{"spec.placement.redundantExperts", "VLLM does not"}},
+		"copies by an algorithm without":    {placed(map[string]any{"redundantExperts": int64(4), "solver": by("cross-entropy")}), nil, []string{"spec.placement.redundantExperts", "auto, eplb or contiguous"}},
+		"copies from memory":                {placed(auto(nil)), nil, nil},
+		"copies from a number of bytes":     {placed(auto(map[string]any{"redundantMemoryBytes": int64(8 << 30), "objective": "Time", "solver": by("auto")})), nil, nil},
+		"copies from memory without a size": {placed(map[string]any{"redundantExperts": "Auto"}), nil, []string{"spec.placement.redundantMemoryBytes", "redundantExperts Auto needs redundantMemoryBytes"}},
+		"copies from no memory":             {placed(auto(map[string]any{"redundantMemoryBytes": "0"})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
+		"copies from no bytes":              {placed(auto(map[string]any{"redundantMemoryBytes": int64(0)})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
+		"copies from negative memory":       {placed(auto(map[string]any{"redundantMemoryBytes": "-8Gi"})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
+		"copies from negative bytes":        {placed(auto(map[string]any{"redundantMemoryBytes": int64(-1)})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
+		// Comparing this quantity would take the API server minutes.
+		"copies from memory with a long exponent":       {placed(auto(map[string]any{"redundantMemoryBytes": "1e999999999"})), nil, []string{"spec.placement.redundantMemoryBytes", "at most two digits in an exponent"}},
+		"copies from a part of a byte":                  {placed(auto(map[string]any{"redundantMemoryBytes": "1n"})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
+		"copies from memory with an exponent":           {placed(auto(map[string]any{"redundantMemoryBytes": "8e9"})), nil, nil},
 		"copies from memory as a word":                  {placed(auto(map[string]any{"redundantMemoryBytes": "much"})), nil, []string{"spec.placement.redundantMemoryBytes"}},
 		"memory for a number of copies":                 {placed(auto(map[string]any{"redundantExperts": int64(4)})), nil, []string{"spec.placement.redundantMemoryBytes", "needs redundantExperts Auto"}},
 		"memory for no copies":                          {placed(map[string]any{"redundantMemoryBytes": "8Gi"}), nil, []string{"spec.placement.redundantMemoryBytes", "needs redundantExperts Auto"}},

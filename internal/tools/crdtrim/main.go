@@ -3,13 +3,15 @@
 // Command crdtrim rewrites generated CustomResourceDefinitions in place. It removes the descriptions and CEL rules of
 // embedded Kubernetes core types, which would make a CRD too large for clients and etcd (the descriptions of a pod
 // template have half a megabyte). It makes the containers of an embedded pod template optional, because the template is
-// an overlay. It writes each of the remaining schemas of core types on one line, and rejects a CRD that kubectl cannot apply.
+// an overlay. It limits quantities and ports to what clients decode. It writes each of the remaining schemas of core types
+// on one line, and rejects a CRD that kubectl cannot apply.
 package main
 
 import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -51,6 +53,7 @@ func trim(file string) error {
 	for _, version := range versions {
 		schema, _ := dig(version, "schema", "openAPIV3Schema").(map[string]any)
 		walk(schema, "")
+		bound(schema)
 	}
 	applied, err := json.Marshal(crd)
 	if err != nil {
@@ -134,6 +137,32 @@ func walk(schema map[string]any, path string) {
 			if items, ok := child["items"].(map[string]any); ok {
 				walk(items, here+"[]")
 			}
+		}
+	}
+}
+
+// quantity is the pattern of a quantity that clients decode at once. That of resource.Quantity also accepts exponents with
+// fractions, which clients cannot decode, and with nine digits, which take them minutes.
+const quantity = `^[+-]?([0-9]{1,32}(\.[0-9]{0,32})?|\.[0-9]{1,32})([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$`
+
+// bound limits integers or strings to what clients can decode: one object that they cannot decode would stop the operator.
+func bound(schema map[string]any) {
+	if schema["x-kubernetes-int-or-string"] == true {
+		if _, isQuantity := schema["pattern"]; isQuantity {
+			schema["pattern"] = quantity
+		} else {
+			schema["minimum"], schema["maximum"] = math.MinInt32, math.MaxInt32
+		}
+	}
+	for _, key := range []string{"items", "additionalProperties"} {
+		if child, ok := schema[key].(map[string]any); ok {
+			bound(child)
+		}
+	}
+	properties, _ := schema["properties"].(map[string]any)
+	for _, property := range properties {
+		if child, ok := property.(map[string]any); ok {
+			bound(child)
 		}
 	}
 }

@@ -60,6 +60,7 @@ func TestLeaderKilled(t *testing.T) {
 	journal := recordJournal(t, namespace)
 	installManagers(t, namespace)
 	waitReviewed(t, namespace)
+	checkOverlapRefused(t, namespace)
 	moed := newDeployment(namespace, "tiny")
 	create(t, moed)
 	waitComplete(t, moed)

@@ -65,9 +65,11 @@ func gatewayAnswer(size int) []byte {
 // unreadWindow is sufficient for the header of an answer. A gateway with this window reads nothing else.
 const unreadWindow = 2000
 
-// unread opens streams that send messages, read unreadWindow bytes of the answers, and stay open.
-func unread(connections, streams int, messages []byte) attack {
+// unread opens streams that send messages, read unreadWindow bytes of the answers, and stay open. The messages are made in
+// the attacking process only.
+func unread(connections, streams int, messagesOf func() []byte) attack {
 	return func(ctx context.Context, t *testing.T, to attacked, reached func()) {
+		messages := messagesOf()
 		parallel(connections, reached, func(_ int, reached func()) {
 			connection, framer, err := rawHTTP2(ctx, to.Gateways)
 			if err != nil {

@@ -52,7 +52,7 @@ const (
 	attackedProcess = "SEMMOE_ATTACKED_ROUTER"
 	// maxResidentMiB is far below the memory limit of 1 GiB of a router. maxExhaustedMiB is below it: complete requests
 	// may hold the whole budget of 384 MiB, and a garbage collection begins at twice of what is held.
-	maxResidentMiB, maxExhaustedMiB = 400, 900
+	maxResidentMiB, maxExhaustedMiB = 400, 700
 )
 
 // attacked contains the listening addresses of the process and the address of its engine.
@@ -207,9 +207,9 @@ var attacks = map[string]attack{
 	"answers without end":                        endlessAnswers(8, `{"prompt":"endless"}`),
 	"lines of a stream without end":              endlessAnswers(8, `{"prompt":"endless stream","stream":true}`),
 	"streams that are reset as soon as opened":   rapidResets(4),
-	"large answers that a gateway does not read": unread(4, 40, gatewayAnswer(8<<20)),
-	"requests that are not read back":            unread(4, 6, gatewayPost(30<<20, gatewaytest.FullDuplex)),
-	"requests in one piece that are not read":    unread(4, 6, gatewayPost(30<<20, buffered)),
+	"large answers that a gateway does not read": unread(4, 40, func() []byte { return gatewayAnswer(8 << 20) }),
+	"requests that are not read back":            unread(4, 6, func() []byte { return gatewayPost(30<<20, gatewaytest.FullDuplex) }),
+	"requests in one piece that are not read":    unread(4, 6, func() []byte { return gatewayPost(30<<20, buffered) }),
 }
 
 // exhausting are attacks by a gateway that fills the budget with complete messages. Requests of other gateways may be

@@ -363,8 +363,8 @@ func RefuseFlagFile(name string) Flag {
 	return Flag{Names: []string{name}, Source: PlanSource, Forbidden: true, Why: "names a file that may set flags which " + PlanSource + " decides: put its flags into spec.engine.args"}
 }
 
-// CheckEnv returns an error if a user-provided environment variable, as UserVariables returns it, must not be set. The error names
-// the field, the variable and what controls it.
+// CheckEnv returns an error if a user-provided environment variable, as UserVariables returns it, must not be set. The
+// error names the field, the variable and what controls it.
 func (a Adapter) CheckEnv(launch Launch, field string, userEnv []string) error {
 	if a.Variables == nil {
 		return nil

@@ -28,7 +28,8 @@ type Situation struct {
 	Release Release
 	// Launch contains the start parameters of the engine. Support adds the parameters of the realization.
 	Launch Launch
-	// UserArgs are the user's flags for the engine. UserEnv are the user's environment variables, as UserVariables returns them.
+	// UserArgs are the user's flags for the engine. UserEnv are the user's environment variables, as UserVariables returns
+	// them.
 	UserArgs, UserEnv []string
 	// Family is the model_type of the language model, Wrapper that of a multimodal wrapper around it, Quantization the
 	// checkpoint's method as reported by the inspection, such as fp8 or modelopt/NVFP4. Empty means none. An empty

@@ -8,8 +8,8 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// routes lists vLLM's routes for clients. The packages of 0.11.2, 0.22.0, 0.32.0 and 0.33.0 were read for it. Only handlers that
-// call _get_data_parallel_rank read the rank header.
+// routes lists vLLM's routes for clients. The packages of 0.11.2, 0.22.0, 0.32.0 and 0.33.0 were read for it. Only handlers
+// that call _get_data_parallel_rank read the rank header.
 func routes() []engine.Route {
 	open := engine.Release{}
 	at := func(minor int) engine.Release { return engine.Release{Minor: minor} }

@@ -270,9 +270,10 @@ type Generation struct {
 	// TokenizePath is the route that accepts {"prompt"} or {"messages"} and returns {"tokens"}.
 	TokenizePath string
 	// Path is the route that accepts Body. Body returns the request body for a prompt that is continued by a number of
-	// tokens. Temperature 0 selects the most probable tokens.
+	// tokens. Temperature 0 selects the most probable tokens; at other temperatures, an engine that allows it draws the
+	// same tokens for the same seed.
 	Path string
-	Body func(prompt []int32, newTokens int, temperature float64) map[string]any
+	Body func(prompt []int32, newTokens int, temperature float64, seed int64) map[string]any
 	// Answer reads the generated tokens, and the text for RoutedExperts.Decode, from the response's JSON. The text is
 	// empty if the response does not contain it.
 	Answer func(response []byte) (generated []int32, routedExperts string, err error)

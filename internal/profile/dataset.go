@@ -36,11 +36,12 @@ type Message struct {
 type Item struct {
 	// Line is the 1-based line in the file. Requests of one line are one document.
 	Line int
-	// Either Prompt or Messages is set, or Own: the model then continues the token Start.
+	// Either Prompt or Messages is set, or Own: the model then continues the token Start, by tokens that Seed determines.
 	Prompt   string
 	Messages []Message
 	Own      bool
 	Start    int32
+	Seed     int64
 	// Domain is the kind of text. It may be empty.
 	Domain string
 }

@@ -129,11 +129,12 @@ func (c *client) tokenize(ctx context.Context, item Item) ([]int32, error) {
 	return response.Tokens, c.post(ctx, c.adapter.Generation.TokenizePath, body, &response)
 }
 
-// record sends token IDs, which the engine continues by a number of tokens at a temperature. It returns the tokens whose routing is known (all but the last generated token) and their
-// experts, with the shape [tokens][layers][top].
-func (c *client) record(ctx context.Context, ids []int32, newTokens int, temperature float64) (tokens, experts []int32, err error) {
+// record sends token IDs, which the engine continues by a number of tokens at a temperature, for a seed. It returns the
+// tokens whose routing is known (all but the last generated token) and their experts, with the shape
+// [tokens][layers][top].
+func (c *client) record(ctx context.Context, ids []int32, newTokens int, temperature float64, seed int64) (tokens, experts []int32, err error) {
 	var response json.RawMessage
-	if err := c.post(ctx, c.adapter.Generation.Path, c.adapter.Generation.Body(ids, newTokens, temperature), &response); err != nil {
+	if err := c.post(ctx, c.adapter.Generation.Path, c.adapter.Generation.Body(ids, newTokens, temperature, seed), &response); err != nil {
 		return nil, nil, err
 	}
 	generated, text, err := c.adapter.Generation.Answer(response)

@@ -16,7 +16,7 @@ import (
 const ownTextFormat = "semmoe-own-text/1"
 
 // OwnText returns requests that need no data set: the model continues each of the given number of random tokens at
-// temperature 1. The tokens are those of the vocabulary of words, the text of a tokenizer.json, without its added
+// temperature 1, with a seed of its own. The tokens are those of the vocabulary of words, the text of a tokenizer.json, without its added
 // ones. If words is nil or cannot be read, they are all tokens of the model. The digest in the report identifies
 // the version of this data set.
 func OwnText(requests int, words []byte, vocabulary int, seed uint64) ([]Item, inspection.DatasetReport) {
@@ -29,7 +29,7 @@ func OwnText(requests int, words []byte, vocabulary int, seed uint64) ([]Item, i
 	random := rand.New(rand.NewPCG(seed, 0x6f776e))
 	items := make([]Item, requests)
 	for i := range items {
-		items[i] = Item{Line: i + 1, Own: true, Start: startTokens[random.IntN(len(startTokens))]}
+		items[i] = Item{Line: i + 1, Own: true, Start: startTokens[random.IntN(len(startTokens))], Seed: random.Int64()}
 	}
 	return items, OwnTextReport(requests)
 }

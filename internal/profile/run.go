@@ -279,7 +279,7 @@ func (c *client) try(ctx context.Context, item Item, o Options) (*recorded, erro
 
 func (c *client) recordItem(ctx context.Context, item Item, o Options) (tokens, experts []int32, err error) {
 	if item.Own {
-		return c.record(ctx, []int32{item.Start}, max(1, o.RequestTokens-1), 1)
+		return c.record(ctx, []int32{item.Start}, max(1, o.RequestTokens-1), 1, item.Seed)
 	}
 	ids, err := c.tokenize(ctx, item)
 	if err != nil {
@@ -288,7 +288,7 @@ func (c *client) recordItem(ctx context.Context, item Item, o Options) (tokens, 
 	if len(ids) == 0 {
 		return nil, nil, &RefusedError{http.StatusOK, "the text contains no tokens"}
 	}
-	return c.record(ctx, ids[:min(len(ids), o.RequestTokens)], o.NewTokens, 0)
+	return c.record(ctx, ids[:min(len(ids), o.RequestTokens)], o.NewTokens, 0, 0)
 }
 
 func checkTokens(tokens []int32, report checkpoint.Report) error {

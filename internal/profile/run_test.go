@@ -203,7 +203,7 @@ func TestOwnText(t *testing.T) {
 		if item := items[run.Trace.Documents[r]-1]; tokens[0] != item.Start {
 			t.Errorf("request %d starts with token %d, want %d", r, tokens[0], item.Start)
 		}
-		same, experts, err := c.record(t.Context(), tokens, 1, 0)
+		same, experts, err := c.record(t.Context(), tokens, 1, 0, 0)
 		if err != nil || !slices.Equal(same, tokens) {
 			t.Fatalf("tokens %v as a prompt: %v, %v", tokens, same, err)
 		}
@@ -219,6 +219,14 @@ func TestOwnText(t *testing.T) {
 	}
 	if differing > run.Summary.Tokens/50 {
 		t.Errorf("%d of %d tokens have other experts as a prompt", differing, run.Summary.Tokens)
+	}
+	// Each request has a seed: the same requests write the same text.
+	again, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(again.Trace.Tokens, run.Trace.Tokens) {
+		t.Error("the text differs in a second run")
 	}
 }
 

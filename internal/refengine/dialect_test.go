@@ -153,7 +153,7 @@ func returnsExperts(t *testing.T, name string, e *running, adapter engine.Adapte
 	if tokens := e.post(t, adapter.Generation.TokenizePath, `{"model":"tiny","prompt":"func main"}`); len(object(t, tokens.body)["tokens"].([]any)) == 0 {
 		t.Errorf("%s: %s", name, tokens.body)
 	}
-	answer := e.post(t, adapter.Generation.Path, adapter.Generation.Body(prompt, 4, 0))
+	answer := e.post(t, adapter.Generation.Path, adapter.Generation.Body(prompt, 4, 0, 0))
 	generated, text, err := adapter.Generation.Answer(answer.body)
 	if err != nil || len(generated) != 4 {
 		t.Fatalf("%s: %v tokens, %v: %s", name, generated, err, answer.body)
@@ -164,7 +164,7 @@ func returnsExperts(t *testing.T, name string, e *running, adapter engine.Adapte
 		t.Errorf("%s: %d experts, %v, want %d", name, len(ids), err, want)
 	}
 	if adapter.RoutedExperts.NonStreamingOnly {
-		body := adapter.Generation.Body(prompt, 4, 0)
+		body := adapter.Generation.Body(prompt, 4, 0, 0)
 		body["stream"] = true
 		if streamed := e.post(t, adapter.Generation.Path, body); strings.Contains(string(streamed.body), "routed_experts") {
 			t.Errorf("%s: a stream has routed experts: %s", name, streamed.body)

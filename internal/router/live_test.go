@@ -79,7 +79,7 @@ func TestLiveSamplesOfTheEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The engine's own report for the prompt and four more tokens, the last of which it does not run.
-	asked, err := json.Marshal(adapter.Generation.Body(ids, 4, 0))
+	asked, err := json.Marshal(adapter.Generation.Body(ids, 4, 0, 0))
 	if err != nil {
 		t.Fatal(err)
 	}

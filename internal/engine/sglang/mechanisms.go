@@ -54,6 +54,7 @@ func mechanisms() []engine.Mechanism {
 		engine.NewMechanisms(engine.VariableKind, at(15), open, "srt/environ.py", engine.Read, "SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES"),
 		engine.NewMechanisms(engine.MemberKind, minimum, open, "srt/managers/io_struct.py", engine.Run, "routed_dp_rank", "data_parallel_rank", "return_routed_experts", "routed_experts_start_len", "input_ids", "sampling_params", "max_new_tokens"),
 		engine.NewMechanisms(engine.MemberKind, minimum, open, "srt/managers/io_struct.py", engine.Read, "disagg_prefill_dp_rank"),
+		engine.NewMechanisms(engine.MemberKind, minimum, open, "srt/sampling/sampling_params.py; has an effect with --enable-deterministic-inference", engine.Read, "sampling_seed"),
 		engine.NewMechanisms(engine.MemberKind, minimum, open, "srt/managers/tokenizer_manager.py", engine.Run, "meta_info", "routed_experts", "output_ids"),
 		engine.NewMechanisms(engine.MemberKind, minimum, open, "srt/entrypoints/openai/protocol.py", engine.Run, "sglext"),
 		engine.NewMechanisms(engine.MemberKind, minimum, open, "documentation of sglext, other spelling", engine.Read, "sgl_ext"),

@@ -141,11 +141,11 @@ func placementFlags(launch engine.Launch) []engine.Flag {
 	return append(all, redundant, dispatch)
 }
 
-func generateBody(prompt []int32, newTokens int, temperature float64) map[string]any {
+func generateBody(prompt []int32, newTokens int, temperature float64, seed int64) map[string]any {
 	return map[string]any{
 		"input_ids":             prompt,
 		"return_routed_experts": true,
-		"sampling_params":       map[string]any{"temperature": temperature, "max_new_tokens": newTokens},
+		"sampling_params":       map[string]any{"temperature": temperature, "sampling_seed": seed, "max_new_tokens": newTokens},
 	}
 }
 

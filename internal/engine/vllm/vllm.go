@@ -133,9 +133,9 @@ func check(s engine.Situation, verdict *engine.Support) {
 	verdict.NoAllToAll(s.Launch, "--all2all-backend", backend, advice)
 }
 
-func completionBody(prompt []int32, newTokens int, temperature float64) map[string]any {
+func completionBody(prompt []int32, newTokens int, temperature float64, seed int64) map[string]any {
 	return map[string]any{
-		"prompt": prompt, "max_tokens": newTokens, "temperature": temperature,
+		"prompt": prompt, "max_tokens": newTokens, "temperature": temperature, "seed": seed,
 		"return_token_ids": true, "return_routed_experts": true,
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"github.com/semmoe/operator/internal/kube/printable"
 	"github.com/semmoe/operator/internal/router/exchange"
 	"github.com/semmoe/operator/internal/router/tlsfiles"
 )
@@ -119,11 +120,12 @@ func (d *engineDialer) report(address string, err error) {
 		delete(d.reported, address)
 		return
 	}
-	if d.reported[address] == err.Error() || len(d.reported) == maxReported {
+	reason := printable.Steady(err.Error())
+	if d.reported[address] == reason || len(d.reported) == maxReported {
 		return
 	}
-	d.reported[address] = err.Error()
-	d.options.Log.Info("TLS handshake with an engine failed; the engine gets no requests", "address", address, "reason", err.Error())
+	d.reported[address] = reason
+	d.options.Log.Info("TLS handshake with an engine failed; the engine gets no requests", "address", address, "reason", reason)
 }
 
 // keyedTransport authenticates the router to engines.

@@ -70,7 +70,7 @@ func Finished(list []metav1.Condition, generation int64) bool {
 // Set sets a condition for a generation. Its transition time is that of the last change of its status.
 func Set(list *[]metav1.Condition, kind string, v Verdict, generation int64, now time.Time) {
 	meta.SetStatusCondition(list, metav1.Condition{
-		Type: kind, Status: v.Status, Reason: v.Reason, Message: printable.Line(v.Message, messageLimit),
+		Type: kind, Status: v.Status, Reason: v.Reason, Message: printable.Line(printable.Steady(v.Message), messageLimit),
 		ObservedGeneration: generation, LastTransitionTime: metav1.NewTime(now.Truncate(time.Second)),
 	})
 }

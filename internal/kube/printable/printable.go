@@ -13,6 +13,7 @@ package printable
 import (
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf16"
@@ -51,6 +52,18 @@ func Line(text string, limit int) string {
 		}
 	}
 	return line.String()
+}
+
+var (
+	localAddress = regexp.MustCompile(`\b(tcp|udp)([46]?) \S+->`)
+	checkedAt    = regexp.MustCompile(`: current time \S+ is (after|before) (\S)`)
+)
+
+// Steady returns the message of an error without the parts that differ at each attempt, in the formats of Go's net
+// (OpError) and crypto/x509: the local address of a connection, and the time at which a certificate was checked. Who
+// reports an error when it changes would otherwise report a lasting one at each attempt.
+func Steady(message string) string {
+	return checkedAt.ReplaceAllString(localAddress.ReplaceAllString(message, "$1$2 "), ": now is $1 $2")
 }
 
 // Runes returns a text in which each unsafe character is replaced. The number of characters stays the same, so that

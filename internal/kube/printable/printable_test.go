@@ -5,6 +5,7 @@ package printable
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"unicode"
@@ -86,4 +87,29 @@ func FuzzLine(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestSteady checks that two attempts that fail alike give the same message, and two that differ do not.
+func TestSteady(t *testing.T) {
+	const (
+		expired = "x509: certificate has expired or is not yet valid: current time 2026-11-27T20:41:5%dZ is after 2026-11-27T20:40:57Z"
+		early   = "x509: certificate has expired or is not yet valid: current time 2026-11-27T20:41:5%dZ is before 2027-11-27T20:40:57Z"
+		reset   = `Get "https://store:8443/v1": read tcp 10.0.0.9:4180%d->10.0.0.1:8443: read: connection reset by peer`
+		resolve = "lookup store on 10.96.0.10:53: read udp [fd00::9]:4180%d->[fd00::10]:53: i/o timeout"
+	)
+	for format, want := range map[string]string{
+		expired: "x509: certificate has expired or is not yet valid: now is after 2026-11-27T20:40:57Z",
+		early:   "x509: certificate has expired or is not yet valid: now is before 2027-11-27T20:40:57Z",
+		reset:   `Get "https://store:8443/v1": read tcp 10.0.0.1:8443: read: connection reset by peer`,
+		resolve: "lookup store on 10.96.0.10:53: read udp [fd00::10]:53: i/o timeout",
+	} {
+		for attempt := range 2 {
+			if got := Steady(fmt.Sprintf(format, attempt)); got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		}
+	}
+	if refused := "dial tcp 10.0.0.1:8443: connect: connection refused"; Steady(refused) != refused {
+		t.Errorf("%q changed", refused)
+	}
 }

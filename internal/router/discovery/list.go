@@ -22,6 +22,7 @@ import (
 
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/files/regularfile"
+	"github.com/semmoe/operator/internal/kube/printable"
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/plan"
 )
@@ -147,8 +148,8 @@ func (l *List) watch(ctx context.Context, period time.Duration, set func([]Backe
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
-			if err.Error() != failed {
-				failed = err.Error()
+			if reason := printable.Steady(err.Error()); reason != failed {
+				failed = reason
 				log.Info("Failed to read the list of backends; keeping the backends in use", "reason", failed)
 			}
 			continue

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 )
 
 // headerLineBytes is the memory of a parsed header line in addition to its text, in bytes: its map entry, its strings,
@@ -19,8 +20,8 @@ const headerLineBytes = 256
 // that has waited longest for a request or for the rest of one. An HTTP client repeats a request if its idle connection
 // is closed.
 type connections struct {
-	max    int
-	memory *Memory
+	max, maxRequests int
+	memory           *Memory
 
 	mu  sync.Mutex
 	all map[*connection]bool
@@ -74,6 +75,38 @@ func (s *connections) remove(c *connection) *connection {
 	return c
 }
 
+// requestsPerCheck is the number of requests by which those of a connection grow between two checks of the limit.
+const requestsPerCheck = 16
+
+// begin counts a request of a connection until end is called. Above the limit, it closes the connections with the most
+// requests. To refuse requests would not help, because those that wait for their connection to send the refusal take
+// memory too. It takes no lock that others hold: thousands of requests may begin at once.
+func (s *connections) begin(c *connection) (end func()) {
+	if c.requests.Add(1)%requestsPerCheck == 0 && s.mu.TryLock() {
+		s.shed()
+		s.mu.Unlock()
+	}
+	return func() { c.requests.Add(-1) }
+}
+
+// shed closes the connections with the most requests, until those of the others are within the limit.
+func (s *connections) shed() {
+	for {
+		var sum, most int64
+		var busiest *connection
+		for c := range s.all {
+			n := c.requests.Load()
+			if sum += n; n > most {
+				most, busiest = n, c
+			}
+		}
+		if sum <= int64(s.maxRequests) {
+			return
+		}
+		s.remove(busiest).Conn.Close()
+	}
+}
+
 // limited returns the accepted connection below TLS.
 func limited(conn net.Conn) (*connection, bool) {
 	if secured, ok := conn.(*tls.Conn); ok {
@@ -113,6 +146,8 @@ type connection struct {
 	// place is the position in the list of waiting connections, or nil while the connection has a complete request. The
 	// server's lock guards it.
 	place *list.Element
+	// requests is the number of requests in progress.
+	requests atomic.Int64
 
 	// share is the memory of the header of the present request, or nil if headers are not counted.
 	share *Share

@@ -41,6 +41,8 @@ type Options struct {
 	ReadTimeout, WriteTimeout time.Duration
 	// TLS enables HTTPS. If it is nil, the server uses HTTP.
 	TLS *tls.Config
+	// MaxRequests limits the number of requests in progress of all connections; 0 means one for each connection.
+	MaxRequests int
 	// HTTP2 selects HTTP/2 only, with these settings. If it is nil, the server uses HTTP/1.1 only, with one request at
 	// a time per connection.
 	HTTP2 *http.HTTP2Config
@@ -58,6 +60,7 @@ type Server struct {
 // New returns a server. Serve starts it.
 func New(o Options) *Server {
 	s := &Server{connections: &connections{max: cmp.Or(o.MaxConnections, defaultMaxConnections), memory: o.Memory, all: map[*connection]bool{}}}
+	s.connections.maxRequests = cmp.Or(o.MaxRequests, s.connections.max)
 	s.Server = &http.Server{
 		Handler:           s.counted(o.Handler),
 		ErrorLog:          slog.NewLogLogger(logr.ToSlogHandler(o.Log.V(1)), slog.LevelInfo),
@@ -94,6 +97,9 @@ func NewProbes(routes http.Handler, log logr.Logger) *Server {
 func (s *Server) counted(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer s.running.begin()()
+		if c, ok := r.Context().Value(connectionKey{}).(*connection); ok {
+			defer s.connections.begin(c)()
+		}
 		handler.ServeHTTP(w, r)
 	})
 }

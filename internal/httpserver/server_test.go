@@ -113,6 +113,53 @@ func TestLongestWaitingConnectionIsReplaced(t *testing.T) {
 	answered(t, long, http.StatusOK)
 }
 
+// TestBusiestConnectionIsClosed verifies that above the limit of requests in progress, the connection with the most of
+// them is closed, and the requests of other connections continue.
+func TestBusiestConnectionIsClosed(t *testing.T) {
+	begun, end := make(chan struct{}), make(chan struct{})
+	address := start(t, Options{
+		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 100}, MaxConnections: 2, MaxRequests: 40,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			begun <- struct{}{}
+			select {
+			case <-end:
+				ok(w, r)
+			case <-r.Context().Done():
+			}
+		}),
+	})
+	ask := func(requests int) (errs chan error) {
+		transport := &http.Transport{Protocols: new(http.Protocols), MaxConnsPerHost: 1}
+		transport.Protocols.SetUnencryptedHTTP2(true)
+		t.Cleanup(transport.CloseIdleConnections)
+		client := &http.Client{Transport: transport}
+		errs = make(chan error, requests)
+		for range requests {
+			go func() {
+				response, err := client.Post("http://"+address, "", strings.NewReader("not repeated"))
+				if err == nil {
+					response.Body.Close()
+				}
+				errs <- err
+			}()
+			<-begun
+		}
+		return errs
+	}
+	few, many := ask(16), ask(32)
+	for range 32 {
+		if err := <-many; err == nil {
+			t.Fatal("a request of the connection with the most requests has an answer")
+		}
+	}
+	close(end)
+	for range 16 {
+		if err := <-few; err != nil {
+			t.Errorf("a request of another connection: %v", err)
+		}
+	}
+}
+
 // TestHeadersTakeMemory verifies that arriving headers reserve memory for their text and an overhead per line, that the
 // largest header is revoked if the limit is reached, and that the memory is released after the response.
 func TestHeadersTakeMemory(t *testing.T) {

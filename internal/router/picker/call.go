@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -46,6 +47,9 @@ type call struct {
 	received int64
 	// unsent is true if messages were written and not flushed.
 	unsent bool
+
+	// replaced is true if another call has taken the place of this one.
+	replaced atomic.Bool
 
 	mu    sync.Mutex
 	ended bool
@@ -186,6 +190,8 @@ func (c *call) failed(err error) error {
 	switch {
 	case c.request.Context().Err() != nil:
 		return status.FromContextError(c.request.Context().Err()).Err()
+	case c.replaced.Load():
+		return errTooManyStreams
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return status.Errorf(codes.DeadlineExceeded, "the next message has not arrived within %v", c.limit)
 	}

@@ -114,13 +114,18 @@ func NewServer(picker Picker, options Options) *Server {
 			streams: streams{max: cmp.Or(options.MaxStreams, DefaultMaxStreams)},
 		},
 	}
+	// Refusals wait for their connection to send them.
+	maxRequests := s.processor.streams.max + 2*(maxRefused+maxChecks)
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	settings, probeSettings := http2Settings, http2Settings
 	s.service = httpserver.New(httpserver.Options{
-		Handler: http.HandlerFunc(s.serveGateway), Log: options.Log, TLS: options.TLS, MaxConnections: maxConnections, HTTP2: &settings,
+		Handler: http.HandlerFunc(s.serveGateway), Log: options.Log, TLS: options.TLS, MaxConnections: maxConnections, MaxRequests: maxRequests, HTTP2: &settings,
 	})
 	s.gatewayChecks.max, s.probeChecks.max = maxChecks, maxChecks
-	s.probes = httpserver.New(httpserver.Options{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serveProbe(w, r, &s.probeChecks) }), Log: options.Log, MaxConnections: 64, HTTP2: &probeSettings})
+	s.probes = httpserver.New(httpserver.Options{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serveProbe(w, r, &s.probeChecks) }), Log: options.Log,
+		MaxConnections: 64, MaxRequests: 4 * maxChecks, HTTP2: &probeSettings,
+	})
 	s.health.SetServingStatus(LivenessService, healthpb.HealthCheckResponse_SERVING)
 	s.SetReady(false)
 	return s
@@ -245,7 +250,8 @@ func (p *processor) process(c *call) error {
 	c.limit, c.writeLimit = p.timeout, p.timeout
 	x := &exchange{stream: &stream{call: c}, picker: p.picker, maxBody: p.maxBody, memory: p.memory}
 	var err error
-	if x.admitted, x.arrived, err = p.streams.open(c.interrupt(c.control.SetReadDeadline)); err != nil {
+	interrupt := c.interrupt(c.control.SetReadDeadline)
+	if x.admitted, x.arrived, err = p.streams.open(func() { c.replaced.Store(true); interrupt() }); err != nil {
 		return err
 	}
 	defer p.streams.close()
@@ -256,7 +262,7 @@ func (p *processor) process(c *call) error {
 	return x.run()
 }
 
-// errTooManyStreams ends a stream whose header is not read.
+// errTooManyStreams ends a stream whose header is not read, or that another one has replaced.
 var errTooManyStreams = status.Error(codes.ResourceExhausted, "there are too many concurrent requests")
 
 // streams tracks the open streams of all connections. At the limit, a new stream replaces the stream that has waited
@@ -274,6 +280,9 @@ type streams struct {
 // The error reports that there are too many of these as well, or of streams that have not ended yet. arrived must be
 // called when the request of the new stream is complete.
 func (s *streams) open(interrupt func()) (admitted bool, arrived func(), err error) {
+	// The interruption waits for another connection, so that it would delay all streams under the lock.
+	replaced := func() {}
+	defer func() { replaced() }()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.n >= s.max+maxRefused {
@@ -285,7 +294,7 @@ func (s *streams) open(interrupt func()) (admitted bool, arrived func(), err err
 			s.n++
 			return false, func() {}, nil
 		}
-		s.incomplete.Remove(longest).(func())() // the stream ends as soon as its reader returns
+		replaced = s.incomplete.Remove(longest).(func()) // the stream ends as soon as its reader returns
 	}
 	s.n++
 	place := s.incomplete.PushBack(interrupt)

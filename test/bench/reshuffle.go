@@ -33,7 +33,7 @@ var (
 	// large has 8 GiB, with one tensor per expert and projection.
 	large = generated{layers: 32, experts: 64, shards: 16, rows: 1408 / 2, columns: 1024, suffixes: []string{"weight"}}
 	// manyTensors has 299,585 small tensors, as many as a quantised model with 65 layers of DeepSeek-V3's shape.
-	manyTensors = generated{layers: 65, experts: 256, shards: 65, rows: 16, columns: 16,
+	manyTensors = generated{layers: 65, experts: 256, rows: 16, columns: 16,
 		suffixes: []string{"weight", "weight_scale", "weight_scale_2", "input_scale", "weight_offset", "weight_zero_point"}}
 )
 
@@ -60,32 +60,37 @@ type tensorsResult struct {
 	MemoryGoal       float64 `json:"peak_goal_mib"`
 }
 
-// benchTensors generates a checkpoint of 300,000 tensors in a temporary directory. Peaks are the maximum of several
-// runs, because they depend on when the garbage collector runs.
+// benchTensors generates a checkpoint of 300,000 tensors in a temporary directory, once in a file per layer and once in
+// one file. Times and peaks are the maximum of both and of several runs, because peaks depend on when the garbage
+// collector runs.
 func benchTensors(ctx context.Context) (tensorsResult, error) {
 	dir, err := os.MkdirTemp("", "bench-tensors-")
 	if err != nil {
 		return tensorsResult{}, err
 	}
 	defer os.RemoveAll(dir)
-	model, permutation, out := filepath.Join(dir, "model"), filepath.Join(dir, "permutation.json"), filepath.Join(dir, "out")
-	if _, err := manyTensors.writeModel(model); err != nil {
-		return tensorsResult{}, err
-	}
+	permutation, out := filepath.Join(dir, "permutation.json"), filepath.Join(dir, "out")
 	if err := manyTensors.writePermutation(permutation); err != nil {
 		return tensorsResult{}, err
 	}
 	r := tensorsResult{Tensors: manyTensors.layers * (1 + 3*manyTensors.experts*len(manyTensors.suffixes)), MemoryGoal: memoryGoalMiB}
-	for range reshufflePairs {
-		seconds, peak, err := timed(ctx, out, "bin/semmoe", "inspect", "--model-path", model)
-		if err != nil {
+	for _, shards := range []int{manyTensors.layers, 1} {
+		g, model := manyTensors, filepath.Join(dir, fmt.Sprintf("model-%d", shards))
+		g.shards = shards
+		if _, err := g.writeModel(model); err != nil {
 			return r, err
 		}
-		r.Inspect, r.InspectPeakMiB = max(r.Inspect, seconds), max(r.InspectPeakMiB, peak)
-		if seconds, peak, err = timed(ctx, out, "bin/semmoe", "reshuffle", "--model", model, "--permutation", permutation, "--out", out); err != nil {
-			return r, err
+		for range reshufflePairs {
+			seconds, peak, err := timed(ctx, out, "bin/semmoe", "inspect", "--model-path", model)
+			if err != nil {
+				return r, err
+			}
+			r.Inspect, r.InspectPeakMiB = max(r.Inspect, seconds), max(r.InspectPeakMiB, peak)
+			if seconds, peak, err = timed(ctx, out, "bin/semmoe", "reshuffle", "--model", model, "--permutation", permutation, "--out", out); err != nil {
+				return r, err
+			}
+			r.Reshuffle, r.ReshufflePeakMiB = max(r.Reshuffle, seconds), max(r.ReshufflePeakMiB, peak)
 		}
-		r.Reshuffle, r.ReshufflePeakMiB = max(r.Reshuffle, seconds), max(r.ReshufflePeakMiB, peak)
 	}
 	return r, nil
 }

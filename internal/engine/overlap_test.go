@@ -93,18 +93,20 @@ func TestOverlap(t *testing.T) {
 		if test.ranks > 0 {
 			s.Launch.Ranks = test.ranks
 		}
-		err = adapter.ValidateOverlap(s)
-		var args []string
-		if err == nil {
-			args, err = adapter.Args(s.Launch, s.UserArgs)
-		}
-		switch got := strings.Join(args, " "); {
-		case test.wantErr != "":
-			if err == nil || !strings.Contains(err.Error(), test.wantErr) {
-				t.Errorf("%s: error %v, want %q", name, err, test.wantErr)
+		t.Run(releaseName(test.engine, s.Release, name), func(t *testing.T) {
+			err := adapter.ValidateOverlap(s)
+			var args []string
+			if err == nil {
+				args, err = adapter.Args(s.Launch, s.UserArgs)
 			}
-		case err != nil || !strings.Contains(got, test.want):
-			t.Errorf("%s: %v: %s\nwant %s", name, err, got, test.want)
-		}
+			switch got := strings.Join(args, " "); {
+			case test.wantErr != "":
+				if err == nil || !strings.Contains(err.Error(), test.wantErr) {
+					t.Errorf("error %v, want %q", err, test.wantErr)
+				}
+			case err != nil || !strings.Contains(got, test.want):
+				t.Errorf("%v: %s\nwant %s", err, got, test.want)
+			}
+		})
 	}
 }

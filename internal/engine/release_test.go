@@ -126,18 +126,20 @@ func TestFailuresAtStartup(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		verdict := adapter.StartupSupport(engine.Situation{
-			Release: engine.ParseRelease(test.release), UserArgs: strings.Fields(test.args), UserEnv: strings.Fields(test.env),
-			Launch: engine.Launch{Ranks: 8, AttentionDP: true, RoutedExperts: !test.unasked, Nodes: test.nodes, Overlap: semmoev1.OverlapSpec{MicroBatches: test.microBatches}},
-		})
-		for _, check := range []struct {
-			what     string
-			want     string
-			findings []engine.Finding
-		}{{"refusal", test.refused, verdict.Refusals}, {"warning", test.warned, verdict.Warnings}} {
-			if check.want == "" && len(check.findings) > 0 || check.want != "" && (len(check.findings) != 1 || !strings.Contains(check.findings[0].Message, check.want)) {
-				t.Errorf("%s: %s %+v, want %q", name, check.what, check.findings, check.want)
+		t.Run(releaseName(test.engine, engine.ParseRelease(test.release), name), func(t *testing.T) {
+			verdict := adapter.StartupSupport(engine.Situation{
+				Release: engine.ParseRelease(test.release), UserArgs: strings.Fields(test.args), UserEnv: strings.Fields(test.env),
+				Launch: engine.Launch{Ranks: 8, AttentionDP: true, RoutedExperts: !test.unasked, Nodes: test.nodes, Overlap: semmoev1.OverlapSpec{MicroBatches: test.microBatches}},
+			})
+			for _, check := range []struct {
+				what     string
+				want     string
+				findings []engine.Finding
+			}{{"refusal", test.refused, verdict.Refusals}, {"warning", test.warned, verdict.Warnings}} {
+				if check.want == "" && len(check.findings) > 0 || check.want != "" && (len(check.findings) != 1 || !strings.Contains(check.findings[0].Message, check.want)) {
+					t.Errorf("%s %+v, want %q", check.what, check.findings, check.want)
+				}
 			}
-		}
+		})
 	}
 }

@@ -3,6 +3,7 @@
 package engine_test
 
 import (
+	"cmp"
 	"os"
 	"slices"
 	"strings"
@@ -194,22 +195,29 @@ func TestSupport(t *testing.T) {
 		if test.change != nil {
 			test.change(&s)
 		}
-		got := support(t, test.engine, s)
-		if reasons(got.Refusals) != test.refusals || reasons(got.Warnings) != test.warnings {
-			t.Errorf("%s: refusals %+v, warnings %+v; want %q, %q", name, got.Refusals, got.Warnings, test.refusals, test.warnings)
-		}
-		for _, finding := range slices.Concat(got.Refusals, got.Warnings) {
-			if test.realization == "Magic" {
-				continue // refused by API validation
+		t.Run(releaseName(test.engine, s.Release, name), func(t *testing.T) {
+			got := support(t, test.engine, s)
+			if reasons(got.Refusals) != test.refusals || reasons(got.Warnings) != test.warnings {
+				t.Errorf("refusals %+v, warnings %+v; want %q, %q", got.Refusals, got.Warnings, test.refusals, test.warnings)
 			}
-			if !strings.Contains(guide, "| `"+finding.Reason+"` |") {
-				t.Errorf("docs/engine-plans.md does not explain %s", finding.Reason)
+			for _, finding := range slices.Concat(got.Refusals, got.Warnings) {
+				if test.realization == "Magic" {
+					continue // refused by API validation
+				}
+				if !strings.Contains(guide, "| `"+finding.Reason+"` |") {
+					t.Errorf("docs/engine-plans.md does not explain %s", finding.Reason)
+				}
+				if len(finding.Message) < 40 || len(finding.Message) > 1024 {
+					t.Errorf("%d characters: %s", len(finding.Message), finding.Message)
+				}
 			}
-			if len(finding.Message) < 40 || len(finding.Message) > 1024 {
-				t.Errorf("%s: %d characters: %s", name, len(finding.Message), finding.Message)
-			}
-		}
+		})
 	}
+}
+
+// releaseName returns the name of a subtest: the engine, its release, and the case.
+func releaseName(engineType string, r engine.Release, name string) string {
+	return engineType + " " + cmp.Or(r.String(), "of unknown release") + "/" + name
 }
 
 func readGuide(t *testing.T, page string) string {

@@ -4,6 +4,7 @@ package decision
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -45,6 +46,48 @@ func TestInvalid(t *testing.T) {
 		if got != tc.want {
 			t.Errorf("%s: reason %q, want %q", name, got, tc.want)
 		}
+	}
+}
+
+// TestReportedRelease checks that a release which only the serving engine can report, because the tag of its image says
+// nothing, is checked like one in a tag, and that the decision changes nothing that serves.
+func TestReportedRelease(t *testing.T) {
+	of := func(engine semmoev1.EngineType, args ...string) func(*semmoev1.MoEDeployment) {
+		return func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Type, m.Spec.Engine.Args = engine, args }
+	}
+	const lmcache = `{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}`
+	for name, tc := range map[string]struct {
+		change        func(*semmoev1.MoEDeployment)
+		release, want string
+	}{
+		"SGLang 0.5.12":              {of(semmoev1.EngineSGLang), "0.5.12", ""},
+		"SGLang 0.5.11":              {of(semmoev1.EngineSGLang), "0.5.11", "spec.engine.image: SGLang 0.5.11 is invalid with spec.profiling"},
+		"vLLM 0.17.0":                {of(semmoev1.EngineVLLM), "0.17.0", "returning routed experts needs 0.22.0 or newer; use a newer image, or set spec.routing.samplePercent to 0"},
+		"vLLM 0.22.0, KV connector":  {of(semmoev1.EngineVLLM, "--kv-transfer-config", lmcache), "0.22.0", "the KV connector LMCacheConnectorV1 is invalid"},
+		"vLLM 0.31.0, KV connector":  {of(semmoev1.EngineVLLM, "--kv-transfer-config", lmcache), "0.31.0", ""},
+		"vLLM, no release, the same": {of(semmoev1.EngineVLLM, "--kv-transfer-config", lmcache), "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := observed(tc.change, sampled)
+			revision := revisions.Of(s.Moed, *s.Report, nil)
+			workload, err := revisions.Render(s.Moed, revision, *s.Report, nil, revisions.Own{Image: "semmoe:1"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			workload.Annotations[semmoev1.AnnotationEngineRelease] = tc.release
+			s.Workloads, s.Pods, s.Reports = []*revisions.Workload{workload}, []*corev1.Pod{moedtest.Pod("m-r1-0", revision)}, &[]lar.Report{}
+			d := Decide(s)
+			if tc.want == "" {
+				if d.Invalid != nil {
+					t.Error(d.Invalid)
+				}
+			} else if d.Invalid == nil || !strings.Contains(d.Invalid.Error(), tc.want) {
+				t.Errorf("%v, want %q", d.Invalid, tc.want)
+			}
+			if d.Release.String() != tc.release || d.Err != nil || len(d.Writes)+len(d.ReplanWrites) != 0 {
+				t.Errorf("release %q, %v, writes %v", d.Release, d.Err, d.Writes)
+			}
+		})
 	}
 }
 

@@ -29,7 +29,7 @@ const maxDifference, minFault = 1e-4, 1e-2
 // checkpoint whose gates are not permuted.
 func TestPermuted(t *testing.T) {
 	if *environment == "" {
-		t.Skip("-args -vllm names no environment: make test-vllm")
+		t.Skip("-args -vllm names no environment: make e2e-vllm")
 	}
 	interpreter, dir := filepath.Join(*environment, "bin/python"), t.TempDir()
 	python.Run(t, interpreter, "../transformers/checkpoints.py", append([]string{dir}, families...)...)

@@ -21,13 +21,13 @@ func main() { cli.Main(newRootCommand()) }
 func newRootCommand() *cobra.Command {
 	o := refengine.DefaultOptions()
 	cmd := &cobra.Command{
-		Annotations:  map[string]string{cli.Drains: "true"},
 		Use:          "semmoe-refengine --model-path DIR",
 		Short:        "Serve a Qwen3-MoE checkpoint on the CPU with the subset of SGLang's API that the operator uses",
 		Args:         cli.NoArgs,
 		Version:      buildinfo.Read().String(),
 		SilenceUsage: true, SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			cli.Drains(cmd.Context())
 			if err := refengine.Run(cli.WithLogger(cmd.Context(), "engine", 0), o); err != nil {
 				if checkpoint.IsInvalid(err) {
 					err = cli.WithCode(err, cli.ExitInvalidFile)

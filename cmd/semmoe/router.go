@@ -52,9 +52,8 @@ type routerFlags struct {
 func newRouterCommand() *cobra.Command {
 	var flags routerFlags
 	command := &cobra.Command{
-		Annotations: map[string]string{cli.Drains: "true"},
-		Use:         "router",
-		Short:       "Route requests to the ranks of engine pods",
+		Use:   "router",
+		Short: "Route requests to the ranks of engine pods",
 		Long: "Route requests to the ranks of the engine pods of one MoEDeployment or of a user-provided workload, or, with --backends, of engines without\n" +
 			"Kubernetes. Ranks are selected by the plan that the pods name, or by the plan in --default-plan-dir. Plans are fetched from the artifact store\n" +
 			"in the environment variables " + artifact.URLVariable + " and " + artifact.CAVariable + ", unless they are on disk already. Without a plan, ranks are selected by load\n" +
@@ -278,6 +277,7 @@ func (f *routerFlags) run(ctx context.Context) error {
 	second := make(chan os.Signal, 1)
 	defer context.AfterFunc(ctx, func() { signal.Notify(second, os.Interrupt, syscall.SIGTERM) })()
 	f.options.EndDelay = second
+	cli.Drains(ctx)
 	return router.Run(cli.WithLogger(ctx, "router", f.logLevel), clients, f.options)
 }
 

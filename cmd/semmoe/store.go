@@ -25,10 +25,9 @@ func newStoreCommand() *cobra.Command {
 	var authority, manager string
 	var logLevel int
 	command := &cobra.Command{
-		Annotations: map[string]string{cli.Drains: "true"},
-		Use:         "store",
-		Short:       "Store artifacts by digest in a directory or in S3",
-		Args:        cli.NoArgs,
+		Use:   "store",
+		Short: "Store artifacts by digest in a directory or in S3",
+		Args:  cli.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			var err error
 			if options.Authority, err = namespacedName("--authority", authority); err != nil {
@@ -47,6 +46,7 @@ func newStoreCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			cli.Drains(command.Context())
 			return store.Run(cli.WithLogger(command.Context(), "store", logLevel), clients, options, nil)
 		},
 	}

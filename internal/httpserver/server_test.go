@@ -242,7 +242,7 @@ func TestEveryServerHasLimits(t *testing.T) {
 // TestNewSetsEveryLimit verifies that every limit of a server is set for all options.
 func TestNewSetsEveryLimit(t *testing.T) {
 	for name, server := range map[string]*Server{"defaults": New(Options{}), "probes": NewProbes(nil, Options{}.Log)} {
-		if server.MaxHeaderBytes <= 0 || server.MaxHeaderBytes > 64<<10 || server.ReadHeaderTimeout <= 0 || server.IdleTimeout <= 0 || server.connections.max <= 0 {
+		if server.MaxHeaderBytes <= 0 || server.MaxHeaderBytes > 64<<10 || server.ReadHeaderTimeout <= 0 || server.IdleTimeout <= 0 || server.connections.max <= 0 || name == "probes" && (server.ReadTimeout <= 0 || server.WriteTimeout <= 0) {
 			t.Errorf("%s: %d bytes of header in %v, idle for %v, %d connections", name, server.MaxHeaderBytes, server.ReadHeaderTimeout, server.IdleTimeout, server.connections.max)
 		}
 	}

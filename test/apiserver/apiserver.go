@@ -13,9 +13,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
+	"github.com/semmoe/operator/test/load"
 	"github.com/semmoe/operator/test/localcluster"
 )
 
@@ -54,6 +56,8 @@ func (s *Server) start(binaries, directory string) error {
 		}
 	}
 	s.BinaryAssetsDirectory = binaries
+	s.ControlPlaneStartTimeout, s.ControlPlaneStopTimeout = load.Scale(time.Minute), load.Scale(time.Minute)
+	s.CRDInstallOptions.MaxTime = load.Scale(30 * time.Second)
 	s.ControlPlane.Etcd = &envtest.Etcd{DataDir: etcd}
 	s.ControlPlane.GetAPIServer().CertDir = api
 	if _, err := s.Environment.Start(); err != nil {

@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -55,20 +56,28 @@ func PrintError(w io.Writer, program string, err error) {
 // written.
 const endGrace = 1500 * time.Millisecond
 
-// Drains is the annotation of a command that serves requests, and ends by itself soon after the last one.
-const Drains = "semmoe.io/drains"
+// drainsKey is the context key of whether the command drains.
+type drainsKey struct{}
+
+// Drains declares that from now on the command serves requests, and ends by itself soon after the last one.
+func Drains(ctx context.Context) {
+	if drains, ok := ctx.Value(drainsKey{}).(*atomic.Bool); ok {
+		drains.Store(true)
+	}
+}
 
 // execute runs a command until it ends, or until endGrace after a signal.
 func execute(ctx context.Context, root *cobra.Command, args []string) error {
 	root.SetArgs(args)
-	ended := make(chan error, 1)
+	ended, drains := make(chan error, 1), new(atomic.Bool)
+	ctx = context.WithValue(ctx, drainsKey{}, drains)
 	go func() { ended <- root.ExecuteContext(ctx) }()
 	select {
 	case err := <-ended:
 		return err
 	case <-ctx.Done():
 	}
-	if command, _, err := root.Find(args); err == nil && command.Annotations[Drains] != "" {
+	if drains.Load() {
 		return <-ended
 	}
 	select {

@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
+
+	"github.com/semmoe/operator/internal/kube/printable"
 )
 
 // A reason is recorded once, or twice if also as a warning.
@@ -32,6 +34,17 @@ func TestTransitionEvents(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, notes); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestTextOfOthers checks that an event contains no control character and no line break of an engine or a foreign server.
+func TestTextOfOthers(t *testing.T) {
+	recorder := events.NewFakeRecorder(1)
+	message := "the engine: \x1b[31mno\x1b[2J\nmemory\u202e" + strings.Repeat("long", 500)
+	NewEventRecorder(recorder, nil, nil).Record(&metav1.Condition{Type: "Planned", Status: metav1.ConditionTrue, Reason: "Planned", Message: message}, false)
+	note := <-recorder.Events
+	if printable.Line(note, len(note)) != note || !strings.Contains(note, "the engine: no\ufffd[2J memory") || len(note) > 1024 {
+		t.Errorf("%d bytes: %q", len(note), note)
 	}
 }
 

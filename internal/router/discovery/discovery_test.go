@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -122,6 +123,15 @@ func TestSnapshot(t *testing.T) {
 	}
 	if _, _, err := LoadSnapshot(dir); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("a damaged snapshot gives %v", err)
+	}
+	if err := os.Remove(filepath.Join(dir, snapshotName)); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(filepath.Join(dir, snapshotName), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := LoadSnapshot(dir); err == nil || !strings.Contains(err.Error(), "named pipe") {
+		t.Errorf("a named pipe as a snapshot gives %v", err)
 	}
 }
 

@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 
 	"github.com/semmoe/operator/internal/files/atomicfile"
+	"github.com/semmoe/operator/internal/files/regularfile"
 )
 
 const snapshotName = "backends.json"
@@ -28,9 +28,12 @@ func SaveSnapshot(dir string, backends []Backend) error {
 	return nil
 }
 
+// maxSnapshotBytes is sufficient for the endpoints of 10,000 pods with 64 ranks each.
+const maxSnapshotBytes = 64 << 20
+
 // LoadSnapshot reads the snapshot that SaveSnapshot wrote. It returns false if there is none.
 func LoadSnapshot(dir string) ([]Backend, bool, error) {
-	data, err := os.ReadFile(filepath.Join(dir, snapshotName))
+	data, err := regularfile.Read(filepath.Join(dir, snapshotName), maxSnapshotBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, false, nil
 	}

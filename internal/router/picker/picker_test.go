@@ -14,10 +14,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	processingv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/go-logr/logr"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -25,6 +27,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/semmoe/operator/internal/router/client"
 	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
 )
 
@@ -286,6 +289,36 @@ func TestReleasesEverything(t *testing.T) {
 		s.Cancel()
 		c.ended(t, 0, clientLeft)
 	})
+}
+
+// TestSilentStreamsEnd checks that a stream whose next message does not arrive in time ends, and that the memory of what has
+// arrived is released.
+func TestSilentStreamsEnd(t *testing.T) {
+	for name, send := range map[string]func(*gatewaytest.Stream){
+		"nothing":  func(*gatewaytest.Stream) {},
+		"a header": func(s *gatewaytest.Stream) { s.RequestHeaders("POST", "/", nil, false, nil) },
+		"half of a body": func(s *gatewaytest.Stream) {
+			s.RequestHeaders("POST", "/", nil, false, nil)
+			s.RequestBody(make([]byte, 1<<20), 64<<10, false)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			memory := client.NewMemory(1 << 30)
+			config, err := TLSConfig("", "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, address, _ := serveOptions(t, &chooser{}, Options{Log: logr.Discard(), TLS: config, MaxBodyBytes: 4 << 20, RequestTimeout: 200 * time.Millisecond, Memory: memory})
+			s := gatewaytest.Open(t, gatewaytest.Dial(t, address), gatewaytest.FullDuplex)
+			send(s)
+			if _, err := s.Next(); status.Code(err) != codes.DeadlineExceeded {
+				t.Errorf("the stream ends with %v", err)
+			}
+			if held := memory.Held(); held != 0 {
+				t.Errorf("%d bytes are held", held)
+			}
+		})
+	}
 }
 
 // TestTheGatewayAnswersFirst checks that a gateway may answer a request before the body is complete. Nothing is picked,

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// TestEndAfterSignal checks that a signal ends a command that waits for something unavailable, such as the file of a
+// flag, also one that would drain requests later. A command that drains is awaited.
+func TestEndAfterSignal(t *testing.T) {
+	t.Parallel()
+	for name, drains := range map[string]bool{"waits": false, "drains": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, signal := context.WithCancel(t.Context())
+			drained := make(chan struct{})
+			root := &cobra.Command{SilenceErrors: true, SilenceUsage: true, RunE: func(cmd *cobra.Command, _ []string) error {
+				if drains {
+					Drains(cmd.Context())
+				}
+				signal()
+				<-drained
+				return nil
+			}}
+			ended := make(chan error, 1)
+			go func() { ended <- execute(ctx, root, nil) }()
+			if !drains {
+				if err := <-ended; err == nil {
+					t.Error("the command ended without an error")
+				}
+				close(drained)
+				return
+			}
+			<-ctx.Done()
+			time.AfterFunc(endGrace*4/3, func() { close(drained) })
+			if err := <-ended; err != nil {
+				t.Errorf("the draining command ended with %v", err)
+			}
+		})
+	}
+}

@@ -136,14 +136,21 @@ func moeOptions(all map[string]any) (map[string]any, error) {
 	return nil, fmt.Errorf("%s: moe_config is invalid: it must be an object", engine.OptionsField)
 }
 
-// mapFamilies returns the families with architectures on the engine's list (moe_model_arch_list in
-// tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py), since a release that meets a condition. The engine ignores
-// a map for any other family. Checkpoints of kimi_k2 have the architecture of deepseek_v3.
-func mapFamilies(since func(engine.Release) bool) []string {
-	return slices.DeleteFunc(family.Types(), func(modelType string) bool {
-		first := engine.ParseRelease(family.Lookup(modelType).TensorRTLLMMap)
-		return !first.Known() || !since(first)
-	})
+// mapTypes maps the model types for which the engine has a load balancer to the oldest release that was read and does.
+// The engine compares the architecture of the outermost model, a wrapper if there is one, with a list
+// (moe_model_arch_list). For any other model, it exits at startup or ignores the map (NVIDIA/TensorRT-LLM#13386).
+// Checkpoints of kimi_k2 have the architecture of deepseek_v3.
+func mapTypes() map[string]engine.Release {
+	types := map[string]engine.Release{}
+	for _, modelType := range family.Types() {
+		if first := engine.ParseRelease(family.Lookup(modelType).TensorRTLLMMap); first.Known() {
+			types[modelType] = first
+		}
+	}
+	for wrapper, first := range family.TensorRTLLMWrappers {
+		types[wrapper] = engine.ParseRelease(first)
+	}
+	return types
 }
 
 // checkStart refuses a release that exits at startup with the flags above.
@@ -159,27 +166,42 @@ func check(s engine.Situation, verdict *engine.Support) {
 	if s.Realization != engine.EngineMap {
 		return
 	}
-	known := mapFamilies(engine.Release.Known)
-	if s.Family != "" && (s.Wrapper != "" || !slices.Contains(known, s.Family)) {
-		verdict.Refuse("ExpertMapIgnored", "TensorRT-LLM ignores an expert map for models of type %q: supported are %s", cmp.Or(s.Wrapper, s.Family), strings.Join(known, ", "))
+	types, outermost := mapTypes(), cmp.Or(s.Wrapper, s.Family)
+	switch first, listed := types[outermost]; {
+	case outermost == "":
+	case !listed:
+		verdict.Refuse("ExpertMapIgnored", "TensorRT-LLM has no load balancer for models of type %q, and exits at startup with an expert map, or ignores it: supported are %s", outermost, strings.Join(slices.Sorted(maps.Keys(types)), ", "))
+	case s.Release.Before(first):
+		verdict.Refuse("ExpertMapIgnored", "The source of TensorRT-LLM %s was not checked for expert maps of models of type %q: use %s or newer", s.Release, outermost, first)
 	}
 	if all, err := parseOptions(s.Launch.Options); err == nil {
-		checkBackend(all, verdict)
+		checkBackend(all, s.Family, verdict)
+		checkDraft(all, s.Family, verdict)
 	}
 	verdict.Warn("RankPinningUnsupported", "TensorRT-LLM can neither pin requests to a rank nor return routed experts: the plan only co-locates experts that are activated together, and the local activation rate is unknown")
 }
 
-// checkBackend refuses options with which the engine ignores a map or exits at startup.
-func checkBackend(all map[string]any, verdict *engine.Support) {
+// checkBackend refuses options with which the engine ignores a map or exits at startup. On Hopper GPUs, the engine itself
+// selects TRITON for gpt_oss (resolve_moe_backend in tensorrt_llm/_torch/model_config.py).
+func checkBackend(all map[string]any, modelType string, verdict *engine.Support) {
 	moe, err := moeOptions(all)
 	if err != nil {
 		return // checkOptions refuses them
 	}
-	if backend, _ := moe["backend"].(string); slices.Contains(backendsWithoutMap, backend) {
+	switch backend, _ := moe["backend"].(string); {
+	case slices.Contains(backendsWithoutMap, backend):
 		verdict.Refuse(engine.ReasonExpertMapWithoutEffect, "%s sets moe_config.backend %s: TensorRT-LLM does not support a load balancer with it, or no longer has this backend. Remove the member", engine.OptionsField, backend)
+	case modelType == "gpt_oss" && (backend == "" || backend == "AUTO"):
+		verdict.Warn(engine.ReasonExpertMapWithoutEffect, "%s does not name moe_config.backend: on Hopper GPUs, TensorRT-LLM runs gpt_oss models with the backend TRITON, which has no load balancer. Set the member, for example to CUTLASS", engine.OptionsField)
 	}
+}
+
+// checkDraft refuses speculative decoding by draft layers with experts: layers of multi-token prediction, and the draft
+// inside of a checkpoint of DeepSeek-V4 (tensorrt_llm/_torch/models/modeling_dspark.py).
+func checkDraft(all map[string]any, modelType string, verdict *engine.Support) {
 	speculative, _ := all["speculative_config"].(map[string]any)
-	if kind, _ := speculative["decoding_type"].(string); strings.HasPrefix(strings.ToUpper(kind), "MTP") {
+	kind, _ := speculative["decoding_type"].(string)
+	if strings.HasPrefix(strings.ToUpper(kind), "MTP") || kind == "DSpark" && modelType == "deepseek_v4" {
 		verdict.Refuse(engine.ReasonDraftModelExperts, "%s sets speculative_config.decoding_type %s: TensorRT-LLM exits at startup with a KeyError, because the map does not contain the MoE layers of the draft. Remove the member, or serve without a plan", engine.OptionsField, kind)
 	}
 }
@@ -189,6 +211,11 @@ func checkBackend(all map[string]any, verdict *engine.Support) {
 func mechanisms() []engine.Mechanism {
 	one, open := engine.Release{Major: 1}, engine.Release{}
 	const serve, args, balancer = "tensorrt_llm/commands/serve.py", "tensorrt_llm/llmapi/llm_args.py", "tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py"
+	mapTypesSince := func(release engine.Release) []string {
+		types := mapTypes()
+		maps.DeleteFunc(types, func(_ string, first engine.Release) bool { return first != release })
+		return slices.Sorted(maps.Keys(types))
+	}
 	return slices.Concat(
 		engine.NewMechanisms(engine.FlagKind, one, open, serve, engine.Read,
 			"--host", "--port", "--tp_size --tensor_parallel_size", "--ep_size --moe_expert_parallel_size", "--cluster_size --moe_cluster_parallel_size",
@@ -202,8 +229,10 @@ func mechanisms() []engine.Mechanism {
 		engine.NewMechanisms(engine.ValueKind, one, engine.Release{Major: 1, Minor: 2}, "moe_config.backend; removed by NVIDIA/TensorRT-LLM#17797", engine.Read, "WIDEEP"),
 		engine.NewMechanisms(engine.DraftKind, one, open, balancer+": it ends at start for a draft layer, which the map does not list", engine.Read, "MTP"),
 		engine.NewMechanisms(engine.ValueKind, one, open, "moe_config.backend without load balancer: NVIDIA/TensorRT-LLM#18626", engine.Read, backendsWithoutMap[:3]...),
-		engine.NewMechanisms(engine.ValueKind, one, open, "model types: moe_model_arch_list in "+balancer, engine.Read, mapFamilies(func(first engine.Release) bool { return first == one })...),
-		engine.NewMechanisms(engine.ValueKind, newest, open, "model types: moe_model_arch_list in "+balancer, engine.Read, mapFamilies(func(first engine.Release) bool { return first == newest })...),
+		engine.NewMechanisms(engine.ValueKind, newest, open, "moe_config.backend, selected for gpt_oss on Hopper GPUs: tensorrt_llm/_torch/model_config.py", engine.Read, "AUTO"),
+		engine.NewMechanisms(engine.DraftKind, newest, open, "tensorrt_llm/_torch/models/modeling_dspark.py: as MTP, for the draft inside of a checkpoint of DeepSeek-V4", engine.Read, "DSpark"),
+		engine.NewMechanisms(engine.ValueKind, one, open, "model types: moe_model_arch_list in "+balancer, engine.Read, mapTypesSince(one)...),
+		engine.NewMechanisms(engine.ValueKind, newest, open, "model types: moe_model_arch_list in "+balancer+", moved by NVIDIA/TensorRT-LLM#17952 after 1.3.0rc24", engine.Read, mapTypesSince(newest)...),
 	)
 }
 

@@ -31,8 +31,8 @@ type Family struct {
 	Unprofilable, Unmappable string
 	// SGLang is what SGLang supports.
 	SGLang SGLang
-	// TensorRTLLMMap is the first release of TensorRT-LLM that reads an expert map for the family. It is empty if no
-	// release that was read does.
+	// TensorRTLLMMap is the oldest release of TensorRT-LLM that was read and that has a load balancer for the family
+	// without wrapper (moe_model_arch_list), and thus reads an expert map. It is empty if no release that was read does.
 	TensorRTLLMMap string
 	// Source is the project, release and file in which the layout was read.
 	Source string
@@ -166,3 +166,7 @@ var RootPrefixes = []string{"model", "language_model", "language", "thinker", "b
 // SGLangWrappers maps the multimodal wrappers whose class reports the location of experts in SGLang to the oldest
 // release that was read and does so. SGLang asks only the outermost model.
 var SGLangWrappers = map[string]string{"dots_vlm": "0.5.12", "kimi_k25": "0.5.12", "qwen3_vl_moe": "0.5.12", "qwen3_5_moe": "0.5.23"}
+
+// TensorRTLLMWrappers maps the multimodal wrappers for which TensorRT-LLM has a load balancer to the oldest release that
+// was read and does. TensorRT-LLM asks only for the architecture of the outermost model.
+var TensorRTLLMWrappers = map[string]string{"llama4": "1.0.0", "kimi_k25": "1.3.0", "qwen3_vl_moe": "1.3.0", "qwen3_5_moe": "1.3.0"}

@@ -38,6 +38,13 @@ func TestTable(t *testing.T) {
 			t.Errorf("%s is not found", f.Type)
 		}
 	}
+	for _, wrappers := range []map[string]string{SGLangWrappers, TensorRTLLMWrappers} {
+		for wrapper, text := range wrappers {
+			if seen[wrapper] || text == "" || !release.MatchString(text) {
+				t.Errorf("%s: a wrapper needs a release, here %q, and is no family", wrapper, text)
+			}
+		}
+	}
 	if Lookup("qwen9") != nil || CheckLayout("qwen9") == nil || CheckLayout("") != nil {
 		t.Error("an unknown model type is found, or no layout is refused")
 	}

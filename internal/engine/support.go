@@ -170,6 +170,8 @@ const (
 	ReasonUnprovenMap = "UnprovenMap"
 	// ReasonExpertMapWithoutEffect is the reason when a map has no effect.
 	ReasonExpertMapWithoutEffect = "ExpertMapWithoutEffect"
+	// ReasonCapture is the reason when an engine cannot return routed experts with the given configuration.
+	ReasonCapture = "CaptureUnsupported"
 	// ReasonDraftModelExperts is the reason for the effect of a map on the layers of a draft model.
 	ReasonDraftModelExperts = "DraftModelExperts"
 )

@@ -159,11 +159,16 @@ func usesDraftModel(algorithm string) bool {
 	return algorithm != "" && !strings.EqualFold(algorithm, "NGRAM") && !strings.EqualFold(algorithm, "NONE")
 }
 
-// checkStart refuses a release that lacks a feature required by the spec.
+// checkStart refuses a release that lacks a feature required by the spec, and adds a warning for a model with which the
+// engine may exit at startup if it returns routed experts.
 func checkStart(s engine.Situation, verdict *engine.Support) {
 	if s.Launch.RoutedExperts || s.Launch.HasPlan() {
 		verdict.NeedsRelease(s, "SGLang", "spec.profiling, spec.placement.planRef and spec.routing.samplePercent", minimum, "requests for a rank and their routed experts",
 			"remove profiling and planRef, and set samplePercent to 0")
+	}
+	if name := of(s.Family).ExpertsPerToken; s.Launch.RoutedExperts && name != "" {
+		verdict.Warn(engine.ReasonCapture, "SGLang exits at startup with --enable-return-routed-experts, which spec.profiling and spec.routing.samplePercent need, if config.json of the %s model has %s but not num_experts_per_tok. "+
+			"Add num_experts_per_tok with the same value, or set samplePercent to 0 and spec.profiling.backend to Transformers", s.Family, name)
 	}
 }
 

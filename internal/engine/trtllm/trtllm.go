@@ -192,7 +192,7 @@ func checkBackend(all map[string]any, modelType string, verdict *engine.Support)
 	case slices.Contains(backendsWithoutMap, backend):
 		verdict.Refuse(engine.ReasonExpertMapWithoutEffect, "%s sets moe_config.backend %s: TensorRT-LLM does not support a load balancer with it, or no longer has this backend. Remove the member", engine.OptionsField, backend)
 	case modelType == "gpt_oss" && (backend == "" || backend == "AUTO"):
-		verdict.Warn(engine.ReasonExpertMapWithoutEffect, "%s does not name moe_config.backend: on Hopper GPUs, TensorRT-LLM runs gpt_oss models with the backend TRITON, which has no load balancer. Set the member, for example to CUTLASS", engine.OptionsField)
+		verdict.Warn(engine.ReasonExpertMapWithoutEffect, "%s does not select moe_config.backend: on Hopper GPUs, TensorRT-LLM runs gpt_oss models with the backend TRITON, which has no load balancer. Set the member, for example to CUTLASS", engine.OptionsField)
 	}
 }
 
@@ -211,7 +211,7 @@ func checkDraft(all map[string]any, modelType string, verdict *engine.Support) {
 func mechanisms() []engine.Mechanism {
 	one, open := engine.Release{Major: 1}, engine.Release{}
 	const serve, args, balancer = "tensorrt_llm/commands/serve.py", "tensorrt_llm/llmapi/llm_args.py", "tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py"
-	mapTypesSince := func(release engine.Release) []string {
+	mapTypesOf := func(release engine.Release) []string {
 		types := mapTypes()
 		maps.DeleteFunc(types, func(_ string, first engine.Release) bool { return first != release })
 		return slices.Sorted(maps.Keys(types))
@@ -231,8 +231,8 @@ func mechanisms() []engine.Mechanism {
 		engine.NewMechanisms(engine.ValueKind, one, open, "moe_config.backend without load balancer: NVIDIA/TensorRT-LLM#18626", engine.Read, backendsWithoutMap[:3]...),
 		engine.NewMechanisms(engine.ValueKind, newest, open, "moe_config.backend, selected for gpt_oss on Hopper GPUs: tensorrt_llm/_torch/model_config.py", engine.Read, "AUTO"),
 		engine.NewMechanisms(engine.DraftKind, newest, open, "tensorrt_llm/_torch/models/modeling_dspark.py: as MTP, for the draft inside of a checkpoint of DeepSeek-V4", engine.Read, "DSpark"),
-		engine.NewMechanisms(engine.ValueKind, one, open, "model types: moe_model_arch_list in "+balancer, engine.Read, mapTypesSince(one)...),
-		engine.NewMechanisms(engine.ValueKind, newest, open, "model types: moe_model_arch_list in "+balancer+", moved by NVIDIA/TensorRT-LLM#17952 after 1.3.0rc24", engine.Read, mapTypesSince(newest)...),
+		engine.NewMechanisms(engine.ValueKind, one, open, "model types: moe_model_arch_list in "+balancer, engine.Read, mapTypesOf(one)...),
+		engine.NewMechanisms(engine.ValueKind, newest, open, "model types: moe_model_arch_list in "+balancer+", moved by NVIDIA/TensorRT-LLM#17952 after 1.3.0rc24", engine.Read, mapTypesOf(newest)...),
 	)
 }
 

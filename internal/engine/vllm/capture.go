@@ -27,9 +27,6 @@ var (
 // transferConnectors lists the connectors between prefill and decode. No release returns routed experts with them.
 var transferConnectors = []string{"MoRIIOConnector", "MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector"}
 
-// ReasonCapture is the reason when the engine cannot return routed experts with the given configuration.
-const ReasonCapture = "CaptureUnsupported"
-
 // AdviceCapture is the advice when an engine cannot return routed experts.
 const AdviceCapture = "set spec.routing.samplePercent to 0 and give spec.profiling.profileRef instead of dataset"
 
@@ -45,7 +42,7 @@ func checkStart(s engine.Situation, verdict *engine.Support) {
 	verdict.NeedsRelease(s, "VLLM", "spec.profiling.dataset and spec.routing.samplePercent", returnsExperts, "returning routed experts", AdviceCapture)
 	checkConnectors(s, verdict)
 	refuse := func(given, why string) {
-		verdict.Refuse(ReasonCapture, "spec.engine.args: %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: %s. Remove it, or %s", given, why, AdviceCapture)
+		verdict.Refuse(engine.ReasonCapture, "spec.engine.args: %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: %s. Remove it, or %s", given, why, AdviceCapture)
 	}
 	for _, names := range [][]string{{"--decode-context-parallel-size", "-dcp"}, {"--prefill-context-parallel-size", "-pcp"}} {
 		if value, given := engine.FlagValue(s.UserArgs, names...); given && value != "1" {
@@ -65,11 +62,11 @@ func checkStart(s engine.Situation, verdict *engine.Support) {
 		refuse("enable_adaptive_verification in --speculative-config", "vLLM does not return routed experts with it")
 	}
 	if runner, known := s.Value(RunnerVariable); known && runner != "1" {
-		verdict.Refuse(ReasonCapture, "spec.engine.env: %s %q is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: vLLM %s and newer return routed experts only with the V2 model runner. Set it to 1, remove it, or %s",
+		verdict.Refuse(engine.ReasonCapture, "spec.engine.env: %s %q is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: vLLM %s and newer return routed experts only with the V2 model runner. Set it to 1, remove it, or %s",
 			RunnerVariable, runner, v2Capture, AdviceCapture)
 	}
 	if s.Launch.Overlap.MicroBatches > 0 && !s.Sets(RunnerVariable) {
-		verdict.Refuse(ReasonCapture, "%s.microBatches is invalid with --enable-return-routed-experts: vLLM %s and newer return routed experts only with the V2 model runner, which overlaps exchange and computation only where %s is 1. "+
+		verdict.Refuse(engine.ReasonCapture, "%s.microBatches is invalid with --enable-return-routed-experts: vLLM %s and newer return routed experts only with the V2 model runner, which overlaps exchange and computation only where %s is 1. "+
 			"Set it in spec.engine.env, remove the field, or %s", engine.OverlapField, v2Capture, RunnerVariable, AdviceCapture)
 	}
 }
@@ -110,7 +107,7 @@ func checkConnectors(s engine.Situation, verdict *engine.Support) {
 	names := connectors(members)
 	switch at := slices.IndexFunc(names, func(name string) bool { return slices.Contains(transferConnectors, name) }); {
 	case at >= 0:
-		verdict.Refuse(ReasonCapture, field+"the KV connector %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: the engine exits at startup. Remove it, or %s", names[at], AdviceCapture)
+		verdict.Refuse(engine.ReasonCapture, field+"the KV connector %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: the engine exits at startup. Remove it, or %s", names[at], AdviceCapture)
 		return
 	case !given && !offloads, given && !offloads && members != nil && len(names) == 0, s.Release.AtLeast(v2Capture):
 		return // no connector, or an allowed one
@@ -126,9 +123,9 @@ func checkConnectors(s engine.Situation, verdict *engine.Support) {
 	}
 	message := "%s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need, before vLLM %s: %s. Use a newer image, remove it, or %s"
 	if s.Release.Known() {
-		verdict.Refuse(ReasonCapture, field+message, what, v2Capture, why, AdviceCapture)
+		verdict.Refuse(engine.ReasonCapture, field+message, what, v2Capture, why, AdviceCapture)
 	} else {
-		verdict.Warn(ReasonCapture, field+message, what, v2Capture, why, AdviceCapture)
+		verdict.Warn(engine.ReasonCapture, field+message, what, v2Capture, why, AdviceCapture)
 	}
 }
 

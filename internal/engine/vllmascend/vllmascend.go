@@ -92,9 +92,9 @@ func checkCapture(s engine.Situation, verdict *engine.Support) {
 	runner, known := s.Value(vllm.RunnerVariable)
 	switch {
 	case s.Launch.ExpertMap != "":
-		verdict.Refuse(vllm.ReasonCapture, because+", which reads no expert map. Use %s, or %s", v2Capture, engine.ReshuffledWeights, vllm.AdviceCapture)
+		verdict.Refuse(engine.ReasonCapture, because+", which reads no expert map. Use %s, or %s", v2Capture, engine.ReshuffledWeights, vllm.AdviceCapture)
 	case !s.Sets(vllm.RunnerVariable), known && runner != "1":
-		verdict.Refuse(vllm.ReasonCapture, because+": set %s to 1 in spec.engine.env, or %s", v2Capture, vllm.RunnerVariable, vllm.AdviceCapture)
+		verdict.Refuse(engine.ReasonCapture, because+": set %s to 1 in spec.engine.env, or %s", v2Capture, vllm.RunnerVariable, vllm.AdviceCapture)
 	}
 }
 

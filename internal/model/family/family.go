@@ -51,6 +51,10 @@ type SGLang struct {
 	// MicroBatches is the oldest release that was read and that splits a step into two micro-batches
 	// (srt/batch_overlap/operations_strategy.py, which checks the class of the first decoder layer).
 	MicroBatches string
+	// ExpertsPerToken is the member of config.json with the number of experts per token, if the configuration does not
+	// also have it as num_experts_per_tok. It is empty for other families. With --enable-return-routed-experts all
+	// releases that were read need num_experts_per_tok (srt/state_capturer/routed_experts.py).
+	ExpertsPerToken string
 	// IgnoresTiedEmbeddings reports that SGLang never fills the output projection if tie_word_embeddings is set and the
 	// checkpoint has no lm_head.weight.
 	IgnoresTiedEmbeddings bool

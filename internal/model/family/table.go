@@ -117,7 +117,7 @@ var All = []Family{
 	{Type: "granitemoe", Layout: granite, OtherLayouts: nativeGranite, Source: transformers + "granitemoe"},
 	{Type: "granitemoeshared", Layout: granite, OtherLayouts: nativeGranite, Source: transformers + "granitemoeshared"},
 	{Type: "granitemoehybrid", Layout: granite, OtherLayouts: nativeGranite, Source: transformers + "granitemoehybrid"},
-	{Type: "step3p5", Layout: withGate(stacked, "gate", "router_bias"), OtherLayouts: native, DenseFirst: 3, SGLang: SGLang{ReadsMap: newest}, Source: transformers + "step3p7"},
+	{Type: "step3p5", Layout: withGate(stacked, "gate", "router_bias"), OtherLayouts: native, DenseFirst: 3, SGLang: SGLang{ReadsMap: newest, ExpertsPerToken: "moe_top_k"}, Source: transformers + "step3p7"},
 	{Type: "nemotron_h", Layout: nemotron, SGLang: SGLang{ReadsMap: newest}, TensorRTLLMMap: "1.3.0", Source: transformers + "nemotron_h"},
-	{Type: "gemma4_text", Layout: gemma, OptionalBlock: true, Source: transformers + "gemma4"},
+	{Type: "gemma4_text", Layout: gemma, OptionalBlock: true, SGLang: SGLang{ExpertsPerToken: "top_k_experts"}, Source: transformers + "gemma4"},
 }

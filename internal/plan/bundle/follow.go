@@ -18,7 +18,6 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/files/regularfile"
-	"github.com/semmoe/operator/internal/kube/printable"
 	"github.com/semmoe/operator/internal/plan"
 )
 
@@ -111,7 +110,7 @@ func (f *Follower) poll(ctx context.Context) {
 
 // report logs an error once.
 func (f *Follower) report(log logr.Logger, err error) {
-	if text := printable.Steady(err.Error()); text != f.failed {
+	if text := err.Error(); text != f.failed {
 		f.failed = text
 		log.Error(err, "Failed to follow the tables; the plan in the directory stays", "plan", artifact.Digest(f.PlanDigest).Short())
 	}

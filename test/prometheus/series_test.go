@@ -5,11 +5,17 @@ package alerts
 import (
 	"cmp"
 	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/common/promslog"
+	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/promql/promqltest"
 )
 
@@ -57,16 +63,16 @@ var onSeries = map[string]onSeriesCase{
 
 	"not ready, and degraded": {alert: "SemMoENotReady critical a/m", series: `
 		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Ready"} 1x9 0x200
-		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Degraded"} 0x9 1x200`, fires: 12, seconds: 15},
+		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Degraded"} 0x9 1x200`, fires: 12, seconds: 5},
 	"a replica is loading": {alert: "SemMoENotReady critical a/m", series: `
 		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Ready"} 0x200
-		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Degraded"} 0x200`, fires: -1, seconds: 15},
+		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Degraded"} 0x200`, fires: -1, seconds: 5},
 	"degraded, but serving": {alert: "SemMoENotReady critical a/m", series: `
 		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Ready"} 1x200
-		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Degraded"} 1x200`, fires: -1, seconds: 15},
+		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Degraded"} 1x200`, fires: -1, seconds: 5},
 	"a profile that is not ready": {alert: "SemMoENotReady critical a/m", series: `
 		semmoe_condition{kind="AffinityProfile",namespace="a",name="m",type="Ready"} 0x200
-		semmoe_condition{kind="AffinityProfile",namespace="a",name="m",type="Degraded"} 1x200`, fires: -1, seconds: 15},
+		semmoe_condition{kind="AffinityProfile",namespace="a",name="m",type="Degraded"} 1x200`, fires: -1, seconds: 5},
 	"not ready for half an hour": {alert: "SemMoENotReady warning a/m", series: `
 		semmoe_condition{kind="MoEDeployment",namespace="a",name="m",type="Ready"} 1x9 0x200`, fires: 40},
 	"ready again after 29 minutes": {alert: "SemMoENotReady warning a/m", series: `
@@ -194,10 +200,10 @@ var onSeries = map[string]onSeriesCase{
 		semmoe_store_capacity_bytes{namespace="s",pod="store-0"} 800x200`, fires: -1},
 
 	"the store ends": {alert: "SemMoEStoreUnavailable warning ", series: `
-		semmoe_store_available{pod="m1"} 1x9 0x200`, fires: 12, seconds: 15},
+		semmoe_store_available{pod="m1"} 1x9 0x200`, fires: 12, seconds: 5},
 	"the store restarts": {alert: "SemMoEStoreUnavailable warning ", series: `
-		semmoe_store_available{pod="m1"} 1x9 0 1x100`, fires: -1, seconds: 15},
-	"no store": {alert: "SemMoEStoreUnavailable warning ", series: `up{job="other"} 1x200`, fires: -1, seconds: 15},
+		semmoe_store_available{pod="m1"} 1x9 0 1x100`, fires: -1, seconds: 5},
+	"no store": {alert: "SemMoEStoreUnavailable warning ", series: `up{job="other"} 1x200`, fires: -1, seconds: 5},
 
 	"a damaged artifact is read": {alert: "SemMoEStoreCorrupt warning s/store-0", series: `
 		semmoe_store_corrupt_reads_total{namespace="s",pod="store-0"} 0x19 1x200
@@ -234,6 +240,33 @@ func firstStep(t *testing.T, file string, tc onSeriesCase) int {
 		}
 	}
 	return -1
+}
+
+// TestOutagesWithinAMinute adds the largest delays between an outage and its alert.
+func TestOutagesWithinAMinute(t *testing.T) {
+	// The leader checks the store every 10 s, and reports an outage of 20 s. Pods may wait 20 s for a node.
+	const condition = 30 * time.Second
+	monitors, err := os.ReadFile(filepath.Join(repository, "config", "monitoring", "monitors.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`honorLabels: true\n +interval: (\w+)`).FindSubmatch(monitors)
+	if found == nil {
+		t.Fatal("the ServiceMonitor of the managers has no interval")
+	}
+	scrape, err := time.ParseDuration(string(found[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups, errs := rulefmt.ParseFile(alertsFile, false, model.UTF8Validation, expression, promslog.NewNopLogger())
+	if len(errs) > 0 || groups.Groups[0].Name != "semmoe-outages" {
+		t.Fatalf("%v: the first group is %q", errs, groups.Groups[0].Name)
+	}
+	for _, rule := range groups.Groups[0].Rules {
+		if sum := condition + scrape + time.Duration(groups.Groups[0].Interval) + time.Duration(rule.For); sum > time.Minute {
+			t.Errorf("%s may fire %v after the outage", rule.Alert, sum)
+		}
+	}
 }
 
 func TestAlertsOnSeries(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
 	recording "github.com/semmoe/operator/internal/profile"
 )
 
@@ -218,10 +219,21 @@ func TestValidate(t *testing.T) {
 			serving(p)
 			p.Spec.Engine.Args = []string{"--port=1"}
 		}, nil},
-		"reserved variable":       {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, []string{"InvalidSpec", "spec.engine.env", "POD_IP"}},
-		"reserved volume":         {template(corev1.PodSpec{Volumes: []corev1.Volume{{Name: "dataset"}}}), []string{"InvalidTemplate", "spec.template.spec.volumes", `"dataset"`}},
-		"image":                   {template(corev1.PodSpec{Containers: []corev1.Container{{Name: "engine", Image: "x"}}}), []string{"InvalidTemplate", "spec.engine"}},
-		"container without image": {template(corev1.PodSpec{Containers: []corev1.Container{{Name: "logs"}}}), []string{"InvalidTemplate", `container "logs" has no image`}},
+		"reserved variable":                     {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, []string{"InvalidSpec", "spec.engine.env", "POD_IP"}},
+		"reserved volume":                       {template(corev1.PodSpec{Volumes: []corev1.Volume{{Name: "dataset"}}}), []string{"InvalidTemplate", "spec.template.spec.volumes", `"dataset"`}},
+		"image":                                 {template(corev1.PodSpec{Containers: []corev1.Container{{Name: "engine", Image: "x"}}}), []string{"InvalidTemplate", "spec.engine"}},
+		"container without image":               {template(corev1.PodSpec{Containers: []corev1.Container{{Name: "logs"}}}), []string{"InvalidTemplate", `container "logs" has no image`}},
+		"init container in place of the engine": {template(corev1.PodSpec{InitContainers: []corev1.Container{{Name: "engine", Image: "evil:1"}}}), []string{"InvalidTemplate", "spec.template.spec.initContainers"}},
+		"privileged recorder": {template(corev1.PodSpec{Containers: []corev1.Container{{Name: "profile", SecurityContext: &corev1.SecurityContext{Privileged: ptr.To(true)}}}}),
+			[]string{"InvalidTemplate", "securityContext"}},
+		"another store": {template(corev1.PodSpec{Containers: []corev1.Container{{Name: "profile", Env: []corev1.EnvVar{{Name: "SEMMOE_STORE_URL", Value: "https://evil"}}}}}),
+			[]string{"InvalidTemplate", "SEMMOE_STORE_URL"}},
+		"token of the store in another container": {template(corev1.PodSpec{Containers: []corev1.Container{{Name: "side", Image: "x", VolumeMounts: []corev1.VolumeMount{{Name: "semmoe-store-token", MountPath: "/t"}}}}}),
+			[]string{"InvalidTemplate", "spec.template.spec.containers"}},
+		"own token for the store": {template(corev1.PodSpec{Volumes: []corev1.Volume{{Name: "own", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+			Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Audience: artifact.Audience, Path: "t"}}},
+		}}}}}), []string{"InvalidTemplate", "spec.template.spec.volumes"}},
+		"processes of other containers": {template(corev1.PodSpec{ShareProcessNamespace: ptr.To(true)}), []string{"InvalidTemplate", "spec.template.spec.shareProcessNamespace"}},
 		"reserved label": {func(p *semmoev1.AffinityProfile) {
 			p.Spec.Template = &corev1.PodTemplateSpec{}
 			p.Spec.Template.Labels = map[string]string{"semmoe.io/inputs": "x"}

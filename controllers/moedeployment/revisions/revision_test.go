@@ -17,6 +17,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/kube/podhealth"
 )
 
@@ -362,6 +363,13 @@ func TestSampling(t *testing.T) {
 	}
 }
 
+// tokenVolume returns a volume with a token that the artifact store accepts.
+func tokenVolume() corev1.Volume {
+	return corev1.Volume{Name: "own", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+		Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Audience: artifact.Audience, Path: "t"}}},
+	}}}
+}
+
 func TestValidate(t *testing.T) {
 	template := func(t corev1.PodTemplateSpec) func(*semmoev1.MoEDeployment) {
 		return func(m *semmoev1.MoEDeployment) { m.Spec.Template = &t }
@@ -447,13 +455,19 @@ func TestValidate(t *testing.T) {
 			`spec.template.metadata.labels: "semmoe.io/x" is reserved`},
 		"reserved annotation": {template(corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"semmoe.io/x": ""}}}),
 			`spec.template.metadata.annotations: "semmoe.io/x" is reserved`},
-		"restart policy":   {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{RestartPolicy: "Never"}}), "spec.template.spec.restartPolicy"},
-		"model volume":     {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "model"}}}}), "use another name"},
-		"engine's image":   {containers(corev1.Container{Name: "engine", Image: "x"}), "comes from spec.engine.image"},
-		"engine's command": {containers(corev1.Container{Name: "engine", Command: []string{"x"}}), "comes from spec.engine.command"},
-		"engine's args":    {containers(corev1.Container{Name: "engine", Args: []string{"x"}}), "come from spec.engine.args"},
-		"misspelled":       {containers(corev1.Container{Name: "engin"}), `container "engin" has no image`},
-		"sidecar":          {containers(corev1.Container{Name: "side", Image: "x"}), ""},
+		"reserved label of routers": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Routing.Template = &semmoev1.RouterTemplate{Metadata: semmoev1.RouterTemplateMetadata{Labels: map[string]string{"semmoe.io/x": ""}}}
+		}, `spec.routing.template.metadata.labels: "semmoe.io/x" is reserved`},
+		"init container in place of the engine":   {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "engine", Image: "evil:1"}}}}), "spec.template.spec.initContainers"},
+		"token of the store in another container": {containers(corev1.Container{Name: "side", Image: "x", VolumeMounts: []corev1.VolumeMount{{Name: "semmoe-store-token", MountPath: "/t"}}}), "spec.template.spec.containers"},
+		"own token for the store":                 {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{tokenVolume()}}}), "spec.template.spec.volumes"},
+		"restart policy":                          {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{RestartPolicy: "Never"}}), "spec.template.spec.restartPolicy"},
+		"model volume":                            {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "model"}}}}), "use another name"},
+		"engine's image":                          {containers(corev1.Container{Name: "engine", Image: "x"}), "comes from spec.engine.image"},
+		"engine's command":                        {containers(corev1.Container{Name: "engine", Command: []string{"x"}}), "comes from spec.engine.command"},
+		"engine's args":                           {containers(corev1.Container{Name: "engine", Args: []string{"x"}}), "come from spec.engine.args"},
+		"misspelled":                              {containers(corev1.Container{Name: "engin"}), `container "engin" has no image`},
+		"sidecar":                                 {containers(corev1.Container{Name: "side", Image: "x"}), ""},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -27,5 +27,13 @@ func TestFlagsRefuseNamedPipes(t *testing.T) {
 		"profile --endpoint http://127.0.0.1:1 --model-path ../../internal/refengine/testdata/tiny-qwen3moe --dataset PIPE --out OUT.safetensors",
 		"probe --address http://127.0.0.1:1 --model-name m --ranks 2 --listen 127.0.0.1:0 --answers PIPE",
 		"report --plan . --out PIPE",
+		"solve "+solve+"OUT --hardware PIPE",
+		"reshuffle --model ../../internal/refengine/testdata/tiny-qwen3moe --permutation PIPE --out OUT",
+		"router --backends PIPE",
+		"router --backends http://127.0.0.1:1 --engine SGLang --tls-cert-file PIPE --tls-key-file PIPE",
+		"router --backends http://127.0.0.1:1 --engine SGLang --engine-api-key-file PIPE",
+		"router --backends http://127.0.0.1:1 --engine SGLang --engine-tls-ca-file PIPE",
+		"router --backends http://127.0.0.1:1 --engine SGLang --api-keys-dir PLAN",
+		"router --backends http://127.0.0.1:1 --engine SGLang --default-plan-dir PLAN",
 	)
 }

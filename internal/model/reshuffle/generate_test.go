@@ -24,7 +24,7 @@ type tensor struct {
 	data  []byte
 }
 
-var elementBytes = map[checkpoint.DType]int64{"F32": 4, "BF16": 2, "F8_E4M3": 1, "F8_E4M3FNUZ": 1, "U8": 1, "I32": 4, "I64": 8, "F16": 2, "I8": 1, "F8_E8M0": 1}
+var elementBytes = map[checkpoint.DType]int64{"F32": 4, "BF16": 2, "F8_E4M3": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "U8": 1, "I32": 4, "I64": 8, "F16": 2, "I8": 1, "F8_E8M0": 1}
 
 // model is a small checkpoint of a family, with random bytes.
 type model struct {

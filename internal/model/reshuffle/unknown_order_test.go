@@ -166,6 +166,9 @@ func TestUnknownOrder(t *testing.T) {
 		"one NVFP4 expert is plain": {qwen, withOneOf(nvfp4, 0, "lm_head"), "expert 0 of layer 1 is stored in another form"},
 		"one AWQ expert is plain":   {qwen, withOneOf(awq, 3, "re:.*experts\\.3\\..*"), "expert 3 of layer 1 is stored in another form"},
 		"one GPTQ expert is plain":  {qwen, withOneOf(gptq, 11, "experts.11"), "expert 11 of layer 1 is stored in another form"},
+		"one FP8 expert is plain":   {qwen, withOneOf(map[string]checkpoint.DType{"weight": "F8_E4M3", "weight_scale_inv": "F32"}, 5), "expert 5 of layer 1 is stored in another form"},
+		"one MXFP4 expert is plain": {qwen, withOneOf(map[string]checkpoint.DType{"weight": "U8", "weight_scale": "U8"}, 2), "expert 2 of layer 1 is stored in another form"},
+		"one W8A8 expert is plain":  {qwen, withOneOf(map[string]checkpoint.DType{"weight": "I8", "weight_scale": "BF16", "weight_offset": "BF16"}, 9, "experts.8"), "expert 9 of layer 1 is stored in another form"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := generators[test.from](1)
@@ -229,6 +232,33 @@ func TestKnownOrder(t *testing.T) {
 			m.add("model.layers.3.mlp.extra", "BF16", 40)
 			m.add("model.layers.3.oddity", "BF16", 40)
 			m.layers = []int{1, 2}
+		}},
+		"narrower draft": {deepDS, func(_ *testing.T, m *model, _ map[string]string) {
+			maps.DeleteFunc(m.tensors, func(name string, _ tensor) bool {
+				for e := 6; e < testExperts; e++ {
+					if strings.HasPrefix(name, fmt.Sprintf("model.layers.3.mlp.experts.%d.", e)) {
+						return true
+					}
+				}
+				return false
+			})
+			m.layers = []int{1, 2}
+		}},
+		"draft without experts": {deepDS, func(_ *testing.T, m *model, _ map[string]string) {
+			maps.DeleteFunc(m.tensors, func(name string, _ tensor) bool { return strings.HasPrefix(name, "model.layers.3.mlp.") })
+			m.add("model.layers.3.mlp.up_proj.weight", "BF16", 16, testHidden)
+			m.layers = []int{1, 2}
+		}},
+		"FNUZ with block scales": {qwen, func(_ *testing.T, m *model, _ map[string]string) {
+			m.experts(layer1+"mlp.", map[string]checkpoint.DType{"weight": "F8_E4M3FNUZ", "weight_scale_inv": "F32"}, "gate_proj", "up_proj", "down_proj")
+		}},
+		"FNUZ of the other kind": {qwen, func(_ *testing.T, m *model, _ map[string]string) {
+			m.experts(layer1+"mlp.", map[string]checkpoint.DType{"weight": "F8_E5M2FNUZ"}, "gate_proj", "up_proj", "down_proj")
+		}},
+		"gate with block scales": {qwen, func(_ *testing.T, m *model, _ map[string]string) {
+			delete(m.tensors, layer1+"mlp.gate.weight")
+			m.add(layer1+"mlp.gate.weight", "F8_E4M3", testExperts, testHidden)
+			m.add(layer1+"mlp.gate.weight_scale", "BF16", testExperts, 1)
 		}},
 		"gate with one row of blocks": {qwen, withTensor(layer1+"mlp.gate.weight_scale_inv", 1, 2)},
 		"packed gate": {qwen, func(_ *testing.T, m *model, _ map[string]string) {

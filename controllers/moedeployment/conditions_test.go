@@ -81,6 +81,43 @@ func TestPlanningConditions(t *testing.T) {
 }
 
 // For an engine that does not return routed experts, LocalityOnTarget is Unknown with the reason.
+// TestInvalidEdit checks that after an edit that cannot be served, the status describes the revision that serves.
+func TestInvalidEdit(t *testing.T) {
+	found := moedtest.Report()
+	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{
+		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
+		Model:      &semmoev1.ModelStatus{Digest: moedtest.Model}, Result: &semmoev1.ProfileResult{Digest: "d", Tokens: 5},
+	}}
+	plan := moedtest.PlanOf("new", "bb", nil)
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetServing}
+	})
+	serving, err := revisions.Render(moed, "r1", found, nil, revisions.Own{Image: "semmoe:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	moed.Spec.Parallelism.ExpertParallelSize = 5
+	status := statusOf(moed, observation{
+		Decision: decision.Decision{
+			Invalid: revisions.Invalidf("InvalidExpertParallelSize", "spec.parallelism.expertParallelSize: 5"), Serving: serving,
+			InService: planner.Planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan},
+		},
+		Inspection: inspection.State{Report: &found}, Settled: true, Pods: []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-r1-1", "r1")},
+		Router: &appsv1.Deployment{Status: appsv1.DeploymentStatus{AvailableReplicas: 1}},
+	}, moedtest.Start)
+	for kind, want := range map[string]string{
+		"Ready": "True Serving", "Degraded": "True InvalidExpertParallelSize", "Stalled": "True InvalidExpertParallelSize", "Profiled": "True Profiled", "Planned": "True Planned",
+		"RolledOut": "False NotInService",
+	} {
+		if c := meta.FindStatusCondition(status.Conditions, kind); c == nil || string(c.Status)+" "+c.Reason != want {
+			t.Errorf("%s: %+v, want %s", kind, c, want)
+		}
+	}
+	if status.Serving == nil || status.Serving.Revision != "r1" || status.PlanDigest == "" || status.LAR == nil {
+		t.Errorf("the status does not describe the serving revision: serving %+v, plan %q, lar %+v", status.Serving, status.PlanDigest, status.LAR)
+	}
+}
+
 func TestUnmeasurableLocality(t *testing.T) {
 	found := moedtest.Report()
 	plan := moedtest.PlanOf("new", "bb", nil)

@@ -279,6 +279,58 @@ func TestGuideListsAdapters(t *testing.T) {
 	}
 }
 
+// TestGuideListsSupport compares the table of abilities in docs/engines.md with what the adapters accept.
+func TestGuideListsSupport(t *testing.T) {
+	rows := map[string][]string{}
+	for line := range strings.Lines(readGuide(t, "engines.md")) {
+		if cells := strings.Split(strings.TrimSpace(line), " | "); len(cells) == 1+len(registry.All()) {
+			rows[strings.TrimPrefix(cells[0], "| ")] = cells[1:]
+		}
+	}
+	launch := engine.Launch{ModelPath: "/m", Ranks: 8, AttentionDP: true}
+	refused := func(findings []engine.Finding) bool {
+		return slices.ContainsFunc(findings, func(f engine.Finding) bool { return f.Reason != "NoAllToAll" })
+	}
+	for at, adapter := range registry.All() {
+		plan := func(realization engine.Realization, copies int32) bool {
+			with := launch
+			with.RedundantExperts = copies
+			return !refused(adapter.Support(engine.Situation{Realization: realization, Family: "qwen3_moe", Groups: 1, Launch: with}).Refusals)
+		}
+		overlapping := launch
+		overlapping.Overlap.MicroBatches = 2
+		overlaps := adapter.ValidateOverlap(engine.Situation{Launch: overlapping})
+		for row, want := range map[string]bool{
+			"`EngineMap`":                           plan(engine.EngineMap, 0),
+			"`ReshuffledWeights`":                   plan(engine.ReshuffledWeights, 0),
+			"redundant experts":                     plan(engine.EngineMap, 8),
+			"requests for a rank":                   adapter.RankHeader != "",
+			"experts of a request":                  adapter.ReportsRoutedExperts(),
+			"[`engine.overlap`](engine-overlap.md)": overlaps == nil || !strings.Contains(overlaps.Error(), "has no flag"),
+		} {
+			if rows[row] == nil {
+				t.Fatalf("docs/engines.md has no row %s", row)
+			}
+			if cell := rows[row][at]; strings.HasPrefix(cell, "no") == want {
+				t.Errorf("docs/engines.md: %s of %s is %q, want support: %v", row, adapter.Type, cell, want)
+			}
+		}
+		cell := strings.TrimSuffix(rows["[minimum release](engine-releases.md)"][at], " |")
+		least := engine.ParseRelease(cell)
+		before := engine.Release{Major: least.Major, Minor: least.Minor - 1, Patch: 99}
+		if least.Patch > 0 {
+			before = engine.Release{Major: least.Major, Minor: least.Minor, Patch: least.Patch - 1}
+		}
+		for release, want := range map[engine.Release]bool{least: false, before: true} {
+			asked := launch
+			asked.RoutedExperts = adapter.ReportsRoutedExperts()
+			if refusals := adapter.StartupSupport(engine.Situation{Release: release, Launch: asked}).Refusals; len(refusals) > 0 != want {
+				t.Errorf("docs/engines.md: minimum release of %s is %q, but %s is refused: %v", adapter.Type, cell, release, refusals)
+			}
+		}
+	}
+}
+
 // TestGuideListsRanksByRoute compares the table in docs/engines.md with the adapters.
 func TestGuideListsRanksByRoute(t *testing.T) {
 	guide := readGuide(t, "engines.md")

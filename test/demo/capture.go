@@ -50,16 +50,24 @@ func (d *demo) measureCapture(ctx context.Context, heldOut []corpus.Request) (c 
 	transport.DisableKeepAlives = true
 	spread.client = &http.Client{Transport: transport}
 	return c, d.out.Step(ctx, "cost of sampling measured", func(update func(string)) (err error) {
-		for range maxCaptureRounds {
+		c.costs, err = untilKnown(func() ([]captureCost, error) {
 			if c.served, err = spread.measure(ctx, heldOut, update); err != nil {
-				return err
+				return nil, err
 			}
-			if c.costs, err = d.captureCosts(ctx); err != nil || !slices.ContainsFunc(c.costs, func(cost captureCost) bool { return !cost.known() }) {
-				return err
-			}
-		}
-		return nil
+			return d.captureCosts(ctx)
+		})
+		return err
 	})
+}
+
+// untilKnown measures until the cost of each request router is known, at most maxCaptureRounds times.
+func untilKnown(measure func() ([]captureCost, error)) (costs []captureCost, err error) {
+	for range maxCaptureRounds {
+		if costs, err = measure(); err != nil || !slices.ContainsFunc(costs, func(cost captureCost) bool { return !cost.known() }) {
+			break
+		}
+	}
+	return costs, err
 }
 
 // captureCosts reads the cost of sampling from each request router.

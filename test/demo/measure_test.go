@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"math"
 	"slices"
 	"strings"
@@ -210,5 +211,33 @@ func TestCheckCapture(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// TestUntilKnown checks that requests are sent until each request router has enough of them, and that the demo goes on
+// without the cost of a router that never gets enough.
+func TestUntilKnown(t *testing.T) {
+	unknown, known := captureCost{math.NaN(), math.NaN()}, captureCost{1.02, 0.03}
+	for name, tc := range map[string]struct {
+		first  int // round in which the last router has enough requests; 0: none
+		err    error
+		rounds int
+	}{
+		"at once": {first: 1, rounds: 1}, "after three rounds": {first: 3, rounds: 3}, "never": {rounds: maxCaptureRounds}, "an error": {err: errors.New("refused"), rounds: 1},
+	} {
+		rounds := 0
+		costs, err := untilKnown(func() ([]captureCost, error) {
+			rounds++
+			if tc.err != nil {
+				return nil, tc.err
+			}
+			if rounds == tc.first {
+				return []captureCost{known, known}, nil
+			}
+			return []captureCost{known, unknown}, nil
+		})
+		if rounds != tc.rounds || err != tc.err || tc.err == nil && costs[1].known() != (tc.first > 0) {
+			t.Errorf("%s: %d rounds, costs %v, %v; want %d rounds", name, rounds, costs, err, tc.rounds)
+		}
 	}
 }

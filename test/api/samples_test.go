@@ -4,6 +4,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -14,12 +15,59 @@ import (
 	"slices"
 	"testing"
 
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
+
+// TestAutoscalerSample checks that the metric of the sample autoscaler exists: SGLang has it only with --enable-metrics,
+// and Prometheus gets it only through a monitor of the engine's port.
+func TestAutoscalerSample(t *testing.T) {
+	read := func(name string, into any) {
+		t.Helper()
+		text, err := os.ReadFile(filepath.Join("..", "..", "config", "samples", "argocd", "model", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := yaml.UnmarshalStrict(text, into); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	var scaler autoscalingv2.HorizontalPodAutoscaler
+	var moed semmoev1.MoEDeployment
+	var monitor struct {
+		metav1.TypeMeta   `json:",inline"`
+		metav1.ObjectMeta `json:"metadata"`
+		Spec              struct {
+			Selector            metav1.LabelSelector          `json:"selector"`
+			PodMetricsEndpoints []struct{ Port, Path string } `json:"podMetricsEndpoints"`
+		} `json:"spec"`
+	}
+	read("autoscaler.yaml", &scaler)
+	read("moedeployment.yaml", &moed)
+	read("podmonitor.yaml", &monitor)
+	if metric := scaler.Spec.Metrics[0].Pods.Metric.Name; metric != "sglang_num_queue_reqs" || cmp.Or(moed.Spec.Engine.Type, semmoev1.EngineSGLang) != semmoev1.EngineSGLang {
+		t.Errorf("the metric is %s of engine %s", metric, moed.Spec.Engine.Type)
+	}
+	if !slices.Contains(moed.Spec.Engine.Args, "--enable-metrics") {
+		t.Errorf("the engine has no metrics: %v", moed.Spec.Engine.Args)
+	}
+	want := map[string]string{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: semmoev1.ComponentEngine}
+	endpoints := monitor.Spec.PodMetricsEndpoints
+	if !maps.Equal(monitor.Spec.Selector.MatchLabels, want) || len(endpoints) != 1 || endpoints[0].Port != "http" || endpoints[0].Path != "/metrics" {
+		t.Errorf("the monitor selects %v, endpoints %v", monitor.Spec.Selector, endpoints)
+	}
+	if target := scaler.Spec.ScaleTargetRef; target.Kind != "MoEDeployment" || target.Name != moed.Name || scaler.Namespace != moed.Namespace || monitor.Namespace != moed.Namespace {
+		t.Errorf("the autoscaler scales %v", target)
+	}
+}
 
 // TestSamples checks that the API server accepts every sample unchanged, without an unknown field. Of samples for
 // KServe and Dynamo, whose CRDs are not installed, only the pods are checked.

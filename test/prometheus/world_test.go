@@ -23,13 +23,16 @@ import (
 	"github.com/prometheus/prometheus/storage"
 	"github.com/prometheus/prometheus/util/teststorage"
 	"sigs.k8s.io/yaml"
+
+	"github.com/semmoe/operator/test/load"
 )
 
 const (
 	// step is the time by which the clock advances per round of scrapes. Rates over five minutes cover two rounds.
 	step = 2 * time.Minute
-	// pace is the minimum real time of a round, and the scrape timeout: Prometheus does not allow a longer timeout.
-	pace = "400ms"
+	// pace is the minimum real time of a round on an idle machine, and the scrape timeout: Prometheus does not allow a longer
+	// timeout.
+	pace = 400 * time.Millisecond
 )
 
 // world is a Prometheus with a clock that advances by two minutes per round of scrapes, so that hours pass as fast as
@@ -50,7 +53,8 @@ func newWorld(t *testing.T, jobs []job) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := map[string]any{"global": map[string]any{"scrape_interval": pace, "scrape_timeout": pace}}
+	scaled := load.Scale(pace).Round(time.Millisecond).String()
+	text := map[string]any{"global": map[string]any{"scrape_interval": scaled, "scrape_timeout": scaled}}
 	var configs []any
 	targets := map[string][]*targetgroup.Group{}
 	for _, j := range jobs {

@@ -24,13 +24,18 @@ import (
 	"github.com/semmoe/operator/internal/profile/inspection"
 )
 
-func TestPlanningConditions(t *testing.T) {
-	found := moedtest.Report()
-	unknown := checkpoint.Report{Family: checkpoint.UnknownFamily, ModelType: "qwen9", ModelDigest: moedtest.Model, Unprofilable: "model_type qwen9 is not a known MoE family"}
-	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{
+// completeProfile returns a complete profile of the fixtures' model.
+func completeProfile() *semmoev1.AffinityProfile {
+	return &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{
 		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
 		Model:      &semmoev1.ModelStatus{Digest: moedtest.Model}, Result: &semmoev1.ProfileResult{Digest: "d", Tokens: 5},
 	}}
+}
+
+func TestPlanningConditions(t *testing.T) {
+	found := moedtest.Report()
+	unknown := checkpoint.Report{Family: checkpoint.UnknownFamily, ModelType: "qwen9", ModelDigest: moedtest.Model, Unprofilable: "model_type qwen9 is not a known MoE family"}
+	profile := completeProfile()
 	broken := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{Conditions: []metav1.Condition{
 		{Type: semmoev1.ConditionReady, Status: metav1.ConditionFalse, Reason: "DatasetInvalid", Message: "line 3 is no JSON"},
 		{Type: semmoev1.ConditionDegraded, Status: metav1.ConditionTrue, Reason: "DatasetInvalid", Message: "line 3 is no JSON"},
@@ -84,10 +89,7 @@ func TestPlanningConditions(t *testing.T) {
 // TestInvalidEdit checks that after an edit that cannot be served, the status describes the revision that serves.
 func TestInvalidEdit(t *testing.T) {
 	found := moedtest.Report()
-	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{
-		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
-		Model:      &semmoev1.ModelStatus{Digest: moedtest.Model}, Result: &semmoev1.ProfileResult{Digest: "d", Tokens: 5},
-	}}
+	profile := completeProfile()
 	plan := moedtest.PlanOf("new", "bb", nil)
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetServing}
@@ -137,10 +139,7 @@ func TestUnmeasurableLocality(t *testing.T) {
 // Conditions of a paused deployment do not report work that has not started as in progress.
 func TestPausedConditions(t *testing.T) {
 	found := moedtest.Report()
-	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{
-		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
-		Model:      &semmoev1.ModelStatus{Digest: moedtest.Model}, Result: &semmoev1.ProfileResult{Digest: "d", Tokens: 5},
-	}}
+	profile := completeProfile()
 	plan := moedtest.PlanOf("new", "bb", nil)
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Reconciliation = semmoev1.ReconciliationPaused

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -36,6 +35,7 @@ import (
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/internal/observation/promquery"
 	"github.com/semmoe/operator/test/apiserver"
+	"github.com/semmoe/operator/test/ports"
 	"github.com/semmoe/operator/test/tier"
 )
 
@@ -113,12 +113,7 @@ func prepare() error {
 	if err := api.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: secret.Namespace}}); err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	port = listener.Addr().(*net.TCPAddr).Port
-	if err := listener.Close(); err != nil {
+	if port, _, err = ports.Hold(); err != nil {
 		return err
 	}
 	configuration, err := shipped(port)

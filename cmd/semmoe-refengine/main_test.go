@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/semmoe/operator/cmd/internal/clitest"
+	"github.com/semmoe/operator/test/ports"
 )
 
 func TestMain(m *testing.M) { clitest.Main(m, main) }
@@ -25,7 +26,7 @@ func TestEngineEnds(t *testing.T) {
 		"waiting for nodes": {[]string{"--tp-size=2", "--ep-size=2", "--nnodes=2"}, http.StatusServiceUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			address := clitest.FreeAddress(t)
+			address := ports.Address(t)
 			_, port, err := net.SplitHostPort(address)
 			if err != nil {
 				t.Fatal(err)
@@ -33,7 +34,7 @@ func TestEngineEnds(t *testing.T) {
 			addresses := []string{address}
 			args := append([]string{"--model-path=" + clitest.TinyModel, "--host=127.0.0.1", "--port=" + port}, tc.args...)
 			if tc.args != nil {
-				meeting := clitest.FreeAddress(t)
+				meeting := ports.Address(t)
 				args, addresses = append(args, "--dist-init-addr="+meeting), append(addresses, meeting)
 			}
 			engine := clitest.Start(t, nil, args...)

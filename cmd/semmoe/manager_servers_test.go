@@ -22,18 +22,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/certs"
 	"github.com/semmoe/operator/test/poll"
+	"github.com/semmoe/operator/test/ports"
 )
 
 // A directory without a certificate is reported before the manager starts.
 func TestMetricsCertificateMissing(t *testing.T) {
-	manager, err := ctrl.NewManager(&rest.Config{Host: "https://" + clitest.FreeAddress(t)}, ctrl.Options{Metrics: metricsserver.Options{BindAddress: noServer}})
+	manager, err := ctrl.NewManager(&rest.Config{Host: "https://" + ports.Address(t)}, ctrl.Options{Metrics: metricsserver.Options{BindAddress: noServer}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := addMetricsServer(manager, clitest.FreeAddress(t), t.TempDir()); err == nil || !strings.Contains(err.Error(), "--metrics-cert-dir: open ") {
+	if err := addMetricsServer(manager, ports.Address(t), t.TempDir()); err == nil || !strings.Contains(err.Error(), "--metrics-cert-dir: open ") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -41,9 +41,9 @@ func TestMetricsCertificateMissing(t *testing.T) {
 // A manager serves probes, metrics and webhooks with its own limits: it rejects a header that controller-runtime would
 // accept. It ends immediately after a signal.
 func TestManagerServers(t *testing.T) {
-	health, metrics, webhooks := clitest.FreeAddress(t), clitest.FreeAddress(t), clitest.FreeAddress(t)
+	health, metrics, webhooks := ports.Address(t), ports.Address(t), ports.Address(t)
 	server := newWebhookServer(webhooks, "", func(config *tls.Config) { config.GetCertificate = certs.NewIssuer("localhost").Certificate })
-	manager, err := ctrl.NewManager(&rest.Config{Host: "https://" + clitest.FreeAddress(t)}, ctrl.Options{
+	manager, err := ctrl.NewManager(&rest.Config{Host: "https://" + ports.Address(t)}, ctrl.Options{
 		Metrics: metricsserver.Options{BindAddress: noServer}, HealthProbeBindAddress: noServer, WebhookServer: server,
 	})
 	if err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/certs"
 	"github.com/semmoe/operator/test/apiserver"
+	"github.com/semmoe/operator/test/ports"
 	"github.com/semmoe/operator/test/tier"
 )
 
@@ -73,10 +74,10 @@ func TestLeadingManagerEnds(t *testing.T) {
 				}
 				proxy := startProxy(t, address)
 				kubeconfig := clitest.WriteFile(t, "kubeconfig", strings.ReplaceAll(string(server.KubeConfig), address, proxy.Addr().String()))
-				health := clitest.FreeAddress(t)
+				health := ports.Address(t)
 				manager := clitest.Start(t, []string{"KUBECONFIG=" + kubeconfig, "POD_NAMESPACE=" + namespace},
 					"manager", "--image=i", "--leader-elect", "--store-url=https://"+store.Addr().String(), "--store-ca="+namespace+"/semmoe-store-ca",
-					"--store-token-file="+token, "--metrics-bind-address="+clitest.FreeAddress(t), "--health-probe-bind-address="+health)
+					"--store-token-file="+token, "--metrics-bind-address="+ports.Address(t), "--health-probe-bind-address="+health)
 				acceptOne(t, store) // from the leader
 				if name, err := holder(t.Context()); err != nil || name == "" {
 					t.Fatalf("the lease of the leader has the holder %q: %v", name, err)

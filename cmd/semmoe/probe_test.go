@@ -23,12 +23,13 @@ import (
 	"github.com/semmoe/operator/internal/probe"
 	"github.com/semmoe/operator/internal/refengine"
 	"github.com/semmoe/operator/test/poll"
+	"github.com/semmoe/operator/test/ports"
 )
 
 // startTiny serves the small model on four ranks, and returns its URL when it serves.
 func startTiny(t *testing.T, expertMap, fault string) string {
 	t.Helper()
-	address := clitest.FreeAddress(t)
+	address := ports.Address(t)
 	_, port, err := net.SplitHostPort(address)
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +130,7 @@ func TestProbe(t *testing.T) {
 	}
 
 	t.Run("planned", func(t *testing.T) {
-		engine, listen := startTiny(t, tinyMap(), ""), clitest.FreeAddress(t)
+		engine, listen := startTiny(t, tinyMap(), ""), ports.Address(t)
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		ended := make(chan error, 1)
@@ -150,7 +151,7 @@ func TestProbe(t *testing.T) {
 	})
 	t.Run("map ignored at dispatch", func(t *testing.T) {
 		engine := startTiny(t, tinyMap(), refengine.FaultIgnoreMapAtDispatch)
-		err := start(t.Context(), engine, clitest.FreeAddress(t))
+		err := start(t.Context(), engine, ports.Address(t))
 		if again := executeProbe(t, "--check", "--address", engine, "--model-name", "tiny", "--ranks", "4", "--answers", answers); again == nil || cli.ExitCode(again) != cli.ExitInvalidFile {
 			t.Errorf("single check: %v", again)
 		}

@@ -26,6 +26,7 @@ import (
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/solver/trace"
+	"github.com/semmoe/operator/test/ports"
 )
 
 // runProfileCommand returns the exit code, standard output and the termination message.
@@ -66,7 +67,7 @@ func TestProfileFailureConditions(t *testing.T) {
 		}
 	}))
 	defer hanging.Close()
-	nobody := clitest.FreeAddress(t)
+	nobody := ports.Address(t)
 	common := []string{"--model-path", clitest.TinyModel, "--dataset", dataset}
 	whole := []string{"--model-path", "none", "--dataset", "none", "--endpoint", deaf.URL, "--out", "t.safetensors"}
 	id := profile.ID(report.ModelDigest, "other", profile.Sampling{Requests: 2000, Tokens: 200000, RequestTokens: 512})
@@ -144,7 +145,7 @@ func TestJoinIP(t *testing.T) {
 
 func TestServeProgress(t *testing.T) {
 	board := &profile.ProgressHandler{}
-	address := clitest.FreeAddress(t)
+	address := ports.Address(t)
 	stop, err := serveProgress(address, board)
 	if err != nil {
 		t.Fatal(err)

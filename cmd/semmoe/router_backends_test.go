@@ -18,6 +18,7 @@ import (
 	"github.com/semmoe/operator/internal/router"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 	"github.com/semmoe/operator/test/load"
+	"github.com/semmoe/operator/test/ports"
 )
 
 // obedient returns an engine that rejects ranks that it does not have, like SGLang.
@@ -52,7 +53,7 @@ func TestRoutesOnABareHost(t *testing.T) {
 	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	address := clitest.FreeAddress(t)
+	address := ports.Address(t)
 	_, port, _ := strings.Cut(address, ":")
 	start := time.Now()
 	command := clitest.Start(t, []string{"KUBECONFIG=" + filepath.Join(dir, "none"), "HOME=" + dir},

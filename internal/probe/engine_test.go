@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -20,6 +19,7 @@ import (
 	"github.com/semmoe/operator/internal/probe/prompts"
 	"github.com/semmoe/operator/internal/refengine"
 	"github.com/semmoe/operator/test/poll"
+	"github.com/semmoe/operator/test/ports"
 )
 
 const (
@@ -39,7 +39,7 @@ func startEngine(t *testing.T, change func(*refengine.Options)) *Client {
 func startStoppable(t *testing.T, change func(*refengine.Options)) (client *Client, stop func()) {
 	t.Helper()
 	o := refengine.DefaultOptions()
-	o.ModelPath, o.ServedModelName, o.Threads, o.Port = tinyModel, "tiny", 2, freePort(t)
+	o.ModelPath, o.ServedModelName, o.Threads, o.Port = tinyModel, "tiny", 2, ports.Reserve(t)
 	o.TPSize, o.DPSize, o.EPSize, o.EnableDPAttention = ranks, ranks, ranks, true
 	change(&o)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -61,16 +61,6 @@ func startStoppable(t *testing.T, change func(*refengine.Options)) (client *Clie
 		return response.StatusCode == http.StatusOK
 	})
 	return client, stop
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port
 }
 
 // permutations returns random orders of the 32 experts of the four layers.

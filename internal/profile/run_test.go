@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -25,6 +24,7 @@ import (
 	"github.com/semmoe/operator/internal/profile/counts"
 	"github.com/semmoe/operator/internal/refengine"
 	"github.com/semmoe/operator/solver/trace"
+	"github.com/semmoe/operator/test/ports"
 )
 
 const model = "../refengine/testdata/tiny-qwen3moe"
@@ -35,12 +35,7 @@ func startEngine(t *testing.T, routedExperts bool) string {
 	options := refengine.DefaultOptions()
 	options.ModelPath, options.ServedModelName = model, "tiny"
 	options.EnableReturnRoutedExperts = routedExperts
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	options.Port = listener.Addr().(*net.TCPAddr).Port
-	listener.Close()
+	options.Port = ports.Reserve(t)
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- refengine.Run(ctx, options) }()

@@ -10,17 +10,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/semmoe/operator/test/ports"
 )
 
 // An engine with two processes serves after both have joined, drains if one of them is asked to stop, and stops if one
 // is lost.
 func TestNodes(t *testing.T) {
-	meeting, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := meeting.Addr().String()
-	meeting.Close()
+	address := ports.Address(t)
 	node := func(rank int) *running {
 		o := DefaultOptions()
 		o.ModelPath, o.ServedModelName, o.Threads = tinyModel, "tiny", 2

@@ -34,6 +34,7 @@ import (
 	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 	"github.com/semmoe/operator/internal/router/wire"
+	"github.com/semmoe/operator/test/ports"
 )
 
 // newPicker serves an endpoint picker over a pool, and returns the connection of a gateway to it.
@@ -432,15 +433,15 @@ func TestRunsAsAnEndpointPicker(t *testing.T) {
 	if err := discovery.SaveSnapshot(dir, []discovery.Backend{eightPorts("a", "10.0.0.1")}); err != nil {
 		t.Fatal(err)
 	}
-	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", freePort(t))})
+	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", ports.Reserve(t))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	options := Options{
 		ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20}, Pool: DefaultPoolOptions(), Namespace: "ns", Selector: "a=b", SnapshotDir: dir, Host: "127.0.0.1",
-		FetchPlan: func(context.Context, string, string) error { return nil }, MetricsPort: freePort(t), DrainTimeout: time.Minute,
+		FetchPlan: func(context.Context, string, string) error { return nil }, MetricsPort: ports.Reserve(t), DrainTimeout: time.Minute,
 	}
-	options.EndpointPicker = &EndpointPickerOptions{Port: freePort(t), HealthPort: freePort(t), Fallbacks: 1}
+	options.EndpointPicker = &EndpointPickerOptions{Port: ports.Reserve(t), HealthPort: ports.Reserve(t), Fallbacks: 1}
 	if options.EndpointPicker.TLS, err = picker.TLSConfig("", "", ""); err != nil {
 		t.Fatal(err)
 	}

@@ -29,6 +29,7 @@ import (
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
+	"github.com/semmoe/operator/test/ports"
 )
 
 // startReferenceEngine serves the small model on four ranks with an expert map, and returns its address.
@@ -51,7 +52,7 @@ func startReferenceEngineWith(t *testing.T, change func(*refengine.Options)) str
 	options.ServedModelName = "tiny"
 	options.TPSize, options.EPSize, options.DPSize, options.EnableDPAttention = 4, 4, 4, true
 	options.EnableReturnRoutedExperts = true
-	options.Port = freePort(t)
+	options.Port = ports.Reserve(t)
 	change(&options)
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

@@ -19,6 +19,7 @@ import (
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/internal/router/picker"
+	"github.com/semmoe/operator/test/ports"
 )
 
 // managerIdentity returns the identity of a manager; each call creates another authority.
@@ -38,7 +39,7 @@ func TestOnlyManagersReadObservations(t *testing.T) {
 	p, _ := solved(t)
 	clients, options := keeping(t, p)
 	manager, stranger := managerIdentity(t), managerIdentity(t)
-	options.PrivatePort, options.ManagerAuthority = freePort(t), []byte(manager.Authority)
+	options.PrivatePort, options.ManagerAuthority = ports.Reserve(t), []byte(manager.Authority)
 	options.LiveSamples = livesamples.Sequences
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

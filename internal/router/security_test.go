@@ -27,6 +27,7 @@ import (
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/tlsfiles"
 	"github.com/semmoe/operator/internal/router/tlsfiles/tlstest"
+	"github.com/semmoe/operator/test/ports"
 )
 
 const clientKey = "team-a-0123456789"
@@ -309,7 +310,7 @@ func TestTLSForClients(t *testing.T) {
 	authority := tlstest.NewAuthority(t)
 	options := Options{
 		ProxyOptions: ProxyOptions{MaxBodyBytes: 1 << 20, EndpointWait: time.Second}, Pool: DefaultPoolOptions(),
-		Source: list.Watch, LocalPlan: list.PlanDir, Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Minute,
+		Source: list.Watch, LocalPlan: list.PlanDir, Host: "127.0.0.1", Port: ports.Reserve(t), MetricsPort: ports.Reserve(t), DrainTimeout: time.Minute,
 		TLS: certificates(t, authority, "127.0.0.1", time.Now().Add(time.Hour), authority.File),
 	}
 	ctx, stop := context.WithCancel(t.Context())

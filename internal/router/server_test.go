@@ -19,18 +19,8 @@ import (
 
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/test/ports"
 )
-
-// freePort returns an unused port of the loopback address.
-func freePort(t *testing.T) int {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port
-}
 
 // keeping returns the options of a router that has stored backends and a plan, and clients of an unreachable API
 // server. The artifact store is unreachable too.
@@ -47,14 +37,14 @@ func keeping(t *testing.T, p planned, backends ...discovery.Backend) (kubernetes
 		_, _, err := plan.Read(dir)
 		return err
 	}
-	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", freePort(t))})
+	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", ports.Reserve(t))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return clients, Options{
 		ProxyOptions: ProxyOptions{MaxBodyBytes: 1 << 20, EndpointWait: time.Second},
 		Pool:         DefaultPoolOptions(), Namespace: "ns", Selector: "a=b", SnapshotDir: dir, FetchPlan: onlyFromDisk,
-		Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Minute,
+		Host: "127.0.0.1", Port: ports.Reserve(t), MetricsPort: ports.Reserve(t), DrainTimeout: time.Minute,
 	}
 }
 
@@ -190,7 +180,7 @@ func TestIsNotReadyWithoutEndpoints(t *testing.T) {
 	}
 	options := Options{
 		ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: 10 * time.Millisecond, ClientTimeout: 100 * time.Millisecond},
-		Pool:         DefaultPoolOptions(), Namespace: "ns", Selector: "a=b", SnapshotDir: t.TempDir(), Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Second,
+		Pool:         DefaultPoolOptions(), Namespace: "ns", Selector: "a=b", SnapshotDir: t.TempDir(), Host: "127.0.0.1", Port: ports.Reserve(t), MetricsPort: ports.Reserve(t), DrainTimeout: time.Second,
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

@@ -24,6 +24,7 @@ import (
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/test/ports"
 )
 
 // TestSwapsTablesUnderLoad checks that no request is lost while tables are replaced, and that each is scored with the
@@ -161,7 +162,7 @@ func TestStartsWithSwappedTables(t *testing.T) {
 	if err := os.WriteFile(file, text, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", freePort(t))})
+	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", ports.Reserve(t))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +170,7 @@ func TestStartsWithSwappedTables(t *testing.T) {
 		ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: time.Second},
 		Pool:         DefaultPoolOptions(), Namespace: "ns", Selector: "a=b", SnapshotDir: dir, TablesFile: file,
 		FetchPlan: func(_ context.Context, _, dir string) error { _, _, err := plan.Read(dir); return err },
-		Host:      "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Minute,
+		Host:      "127.0.0.1", Port: ports.Reserve(t), MetricsPort: ports.Reserve(t), DrainTimeout: time.Minute,
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

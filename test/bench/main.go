@@ -42,6 +42,7 @@ import (
 	"github.com/semmoe/operator/internal/refengine"
 	"github.com/semmoe/operator/internal/router"
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/test/ports"
 )
 
 const (
@@ -204,12 +205,10 @@ func startEngine(ctx context.Context) (string, error) {
 	options := refengine.DefaultOptions()
 	options.ModelPath = checkpoint
 	options.TPSize, options.EPSize, options.DPSize, options.EnableDPAttention = ranks, ranks, ranks, true
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
+	var err error
+	if options.Port, _, err = ports.Hold(); err != nil {
 		return "", err
 	}
-	options.Port = listener.Addr().(*net.TCPAddr).Port
-	listener.Close()
 	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(options.Port))
 	ended := make(chan error, 1)
 	go func() { ended <- refengine.Run(ctx, options) }()

@@ -29,6 +29,7 @@ import (
 	"github.com/semmoe/operator/internal/router"
 	"github.com/semmoe/operator/internal/router/picker"
 	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/test/ports"
 )
 
 // processArgument is the first argument of this program as one of the child processes below. Separate processes allow
@@ -225,11 +226,11 @@ func reverseProxy(engine string) http.Handler {
 // serveRouter runs the request router like the command semmoe router, from a snapshot and the plans in its directory,
 // without an API server and without a store. As an endpoint picker it serves gateways by TLS.
 func serveRouter(ctx context.Context, dir string, policy dispatch.Policy, asPicker bool) (string, error) {
-	ports, err := freePorts(4)
+	free, err := freePorts(4)
 	if err != nil {
 		return "", err
 	}
-	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", ports[2])})
+	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", free[2])})
 	if err != nil {
 		return "", err
 	}
@@ -238,7 +239,7 @@ func serveRouter(ctx context.Context, dir string, policy dispatch.Policy, asPick
 	options := router.Options{
 		Pool:         pool,
 		ProxyOptions: router.ProxyOptions{RankHeader: "X-Data-Parallel-Rank", MaxBodyBytes: 32 << 20, EndpointWait: 10 * time.Second},
-		Namespace:    "bench", Selector: "bench=true", SnapshotDir: dir, Host: "127.0.0.1", Port: ports[0], MetricsPort: ports[1],
+		Namespace:    "bench", Selector: "bench=true", SnapshotDir: dir, Host: "127.0.0.1", Port: free[0], MetricsPort: free[1],
 		FetchPlan: func(_ context.Context, _, dir string) error {
 			_, _, err := plan.Read(dir)
 			return err
@@ -249,11 +250,11 @@ func serveRouter(ctx context.Context, dir string, policy dispatch.Policy, asPick
 		if err != nil {
 			return "", err
 		}
-		options.EndpointPicker = &router.EndpointPickerOptions{Port: ports[0], HealthPort: ports[3], TLS: config}
+		options.EndpointPicker = &router.EndpointPickerOptions{Port: free[0], HealthPort: free[3], TLS: config}
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- router.Run(ctx, clients, options) }()
-	metrics := fmt.Sprintf("http://127.0.0.1:%d/metrics", ports[1])
+	metrics := fmt.Sprintf("http://127.0.0.1:%d/metrics", free[1])
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		select {
 		case err := <-ended:
@@ -261,7 +262,7 @@ func serveRouter(ctx context.Context, dir string, policy dispatch.Policy, asPick
 		default:
 		}
 		if page, err := get(metrics); err == nil && strings.Contains(page, `semmoe_router_plans{state="pending"} 0`) && !strings.Contains(page, "semmoe_router_backends 0\n") {
-			return net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[0])), nil
+			return net.JoinHostPort("127.0.0.1", strconv.Itoa(free[0])), nil
 		}
 	}
 	return "", errors.New("the router has not loaded pods and plans within 1 minute")
@@ -278,16 +279,15 @@ func get(url string) (string, error) {
 }
 
 func freePorts(n int) ([]int, error) {
-	var ports []int
+	var free []int
 	for range n {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		port, _, err := ports.Hold()
 		if err != nil {
 			return nil, err
 		}
-		defer listener.Close()
-		ports = append(ports, listener.Addr().(*net.TCPAddr).Port)
+		free = append(free, port)
 	}
-	return ports, nil
+	return free, nil
 }
 
 // residentMiB reads the current and the maximum resident memory of a process from the operating system.

@@ -7,7 +7,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -31,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/ports"
 	"github.com/semmoe/operator/test/processes"
 	"github.com/semmoe/operator/test/programs"
 	"github.com/semmoe/operator/test/tier"
@@ -43,7 +43,7 @@ func TestManagerOfOneNamespace(t *testing.T) {
 	const values = "{namespaces: [team-a], image: {repository: registry.example/semmoe}}"
 	a.install(t, values)
 	t.Cleanup(func() { a.helm(t, "", "uninstall") })
-	metrics := freeAddress(t)
+	metrics := ports.Address(t)
 	manager := a.startManager(t, render(t, values, withoutCRDs...), metrics)
 
 	theirs := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "m"}, Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{}}}
@@ -123,16 +123,6 @@ func moedeployment(namespace string) *semmoev1.MoEDeployment {
 	}
 }
 
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	return listener.Addr().String()
-}
-
 // startManager runs the manager until the test ends, with the arguments and the ServiceAccount from the chart. Leader
 // election is disabled, because no other manager runs.
 func (a *apiServer) startManager(t *testing.T, rendered []*unstructured.Unstructured, metrics string) *processes.Process {
@@ -140,7 +130,7 @@ func (a *apiServer) startManager(t *testing.T, rendered []*unstructured.Unstruct
 	args := slices.DeleteFunc(managerArguments(t, rendered), func(arg string) bool { return arg == "--leader-elect" })
 	for i, arg := range args {
 		arg = strings.Replace(arg, "[$(POD_IP)]:8443", metrics, 1)
-		arg = strings.Replace(arg, "[$(POD_IP)]:9443", freeAddress(t), 1)
+		arg = strings.Replace(arg, "[$(POD_IP)]:9443", ports.Address(t), 1)
 		args[i] = strings.Replace(arg, "[$(POD_IP)]:8081", "127.0.0.1:0", 1)
 	}
 	env := []string{"KUBECONFIG=" + a.kubeconfigOf(t, namespace, "semmoe-manager"), "POD_NAMESPACE=" + namespace, "POD_NAME=none"}

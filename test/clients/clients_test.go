@@ -23,6 +23,7 @@ import (
 
 	"github.com/semmoe/operator/internal/router"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
+	"github.com/semmoe/operator/test/ports"
 	"github.com/semmoe/operator/test/tier"
 )
 
@@ -113,7 +114,7 @@ func TestClientsOfVLLM(t *testing.T) {
 		t.Skip("runs only with -args -vllm; use make e2e-vllm")
 	}
 	directory := install(t)
-	port := freePort(t)
+	port := ports.Reserve(t)
 	url := fmt.Sprintf("http://127.0.0.1:%d", port)
 	serve := exec.Command("../vllm/serve.sh", strconv.Itoa(port), "--api-server-count=1", "--api-key", key,
 		"--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--structured-outputs-config", `{"backend": "xgrammar", "disable_any_whitespace": true}`)

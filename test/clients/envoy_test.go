@@ -29,6 +29,7 @@ import (
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/picker"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
+	"github.com/semmoe/operator/test/ports"
 	"github.com/semmoe/operator/test/tier"
 )
 
@@ -65,7 +66,7 @@ func startEnvoy(t *testing.T, cluster string, pods []discovery.Backend, change f
 	if err != nil {
 		t.Fatal(err)
 	}
-	options := &router.EndpointPickerOptions{Port: freePort(t), HealthPort: freePort(t), TLS: tls, Fallbacks: 2}
+	options := &router.EndpointPickerOptions{Port: ports.Reserve(t), HealthPort: ports.Reserve(t), TLS: tls, Fallbacks: 2}
 	if cluster == originalDst {
 		options.Fallbacks = 0
 	}
@@ -77,7 +78,7 @@ func startEnvoy(t *testing.T, cluster string, pods []discovery.Backend, change f
 			change(o)
 		}
 	})
-	ports := map[string]int{"Clients": freePort(t), "Admin": freePort(t)}
+	ports := map[string]int{"Clients": ports.Reserve(t), "Admin": ports.Reserve(t)}
 	var engines []map[string]string
 	for _, pod := range pods {
 		host, port, err := net.SplitHostPort(pod.Address)
@@ -357,10 +358,8 @@ func TestEnvoyLargeBodies(t *testing.T) {
 // TestEnvoyFailingPods sends requests while one pod refuses connections and another one answers 503.
 func TestEnvoyFailingPods(t *testing.T) {
 	onBothClusters(t, func(t *testing.T, cluster string) {
-		gone, loading, healthy := newPod(t, http.StatusOK), newPod(t, http.StatusServiceUnavailable), newPod(t, http.StatusOK)
-		address := gone.address()
-		gone.Close()
-		e := startEnvoy(t, cluster, backends("", ranks, address, loading.address(), healthy.address()), nil)
+		loading, healthy := newPod(t, http.StatusServiceUnavailable), newPod(t, http.StatusOK)
+		e := startEnvoy(t, cluster, backends("", ranks, ports.Address(t), loading.address(), healthy.address()), nil)
 		const requests = 60
 		failed := 0
 		for i := range requests {

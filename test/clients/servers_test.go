@@ -33,6 +33,7 @@ import (
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 	"github.com/semmoe/operator/test/load"
+	"github.com/semmoe/operator/test/ports"
 	"github.com/semmoe/operator/test/programs"
 	"github.com/semmoe/operator/test/tier"
 )
@@ -75,17 +76,6 @@ func install(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return directory
-}
-
-// freePort returns a TCP port that no process uses.
-func freePort(t *testing.T) int {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port
 }
 
 // start starts a program, which a test ends with SIGTERM, and waits until a URL answers with status 200. A failed test
@@ -162,7 +152,7 @@ func engine(t *testing.T, flags ...string) string {
 	t.Helper()
 	program, err := programs.Built("semmoe-refengine")
 	tier.Require(t, err)
-	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(freePort(t)))
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(ports.Reserve(t)))
 	_, port, _ := net.SplitHostPort(address)
 	args := []string{
 		"--model-path", planstest.Checkpoint, "--served-model-name", "tiny", "--port", port, "--threads", "1", "--enable-return-routed-experts",
@@ -216,7 +206,7 @@ func route(t *testing.T, engineType string, pods []discovery.Backend, change fun
 	if err := discovery.SaveSnapshot(directory, pods); err != nil {
 		t.Fatal(err)
 	}
-	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", freePort(t))})
+	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", ports.Reserve(t))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +217,7 @@ func route(t *testing.T, engineType string, pods []discovery.Backend, change fun
 			LiveSamples: livesamples.None,
 		},
 		Pool: router.DefaultPoolOptions(), Namespace: "default", Selector: "a=b", SnapshotDir: directory,
-		Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: 10 * time.Second,
+		Host: "127.0.0.1", Port: ports.Reserve(t), MetricsPort: ports.Reserve(t), DrainTimeout: 10 * time.Second,
 	}
 	planned := pods[0].PlanDigest != ""
 	if planned {

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -25,6 +24,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/semmoe/operator/test/ports"
 )
 
 var (
@@ -261,7 +262,7 @@ type peer struct{ url string }
 // startVLLM starts vLLM, and waits until it serves.
 func startVLLM(t *testing.T) *peer {
 	t.Helper()
-	port := freePort(t)
+	port := ports.Reserve(t)
 	log, err := os.Create(filepath.Join(t.TempDir(), "vllm.log"))
 	if err != nil {
 		t.Fatal(err)
@@ -290,7 +291,7 @@ func startVLLM(t *testing.T) *peer {
 // startDouble starts the double with the arguments of test/vllm/serve.sh.
 func startDouble(t *testing.T) *peer {
 	t.Helper()
-	port := freePort(t)
+	port := ports.Reserve(t)
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
@@ -309,16 +310,6 @@ func startDouble(t *testing.T) *peer {
 	p := &peer{url: fmt.Sprintf("http://127.0.0.1:%d", port)}
 	p.wait(t, time.Minute, ended)
 	return p
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port
 }
 
 // wait waits until the server is healthy. It fails the test if the server ends.

@@ -28,6 +28,7 @@ import (
 	"github.com/prometheus/prometheus/scrape"
 	"github.com/prometheus/prometheus/util/teststorage"
 
+	"github.com/semmoe/operator/test/ports"
 	"github.com/semmoe/operator/test/tier"
 )
 
@@ -35,7 +36,7 @@ import (
 // demo's own checks hold.
 func TestDashboardInTheDemo(t *testing.T) {
 	tier.Nightly(t)
-	address := freeAddress(t)
+	address := ports.Address(t)
 	begin := time.Now()
 	ended := startDemo(t, address)
 	storage := teststorage.New(t)

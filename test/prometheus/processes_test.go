@@ -51,6 +51,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/test/apiserver"
+	"github.com/semmoe/operator/test/ports"
 )
 
 // Namespaces of the operator, of objects that the manager reconciles, of objects with a status set by the test, and of
@@ -318,7 +319,7 @@ type runningManager struct {
 
 func (c *cluster) startManager(t *testing.T, artifacts *runningStore) *runningManager {
 	t.Helper()
-	manager := &runningManager{metrics: freeAddress(t), ended: make(chan error, 1)}
+	manager := &runningManager{metrics: ports.Address(t), ended: make(chan error, 1)}
 	clients, err := kubernetes.NewForConfig(c.config)
 	if err != nil {
 		t.Fatal(err)
@@ -497,7 +498,7 @@ func (c *cluster) refuse(t *testing.T) *watchmetrics.Refusals {
 func (c *cluster) watchMissingStore(t *testing.T) *storewatch.Watch {
 	t.Helper()
 	watch := storewatch.New(&access.Access{
-		URL: "https://" + freeAddress(t), CA: types.NamespacedName{Namespace: own, Name: "semmoe-store-ca"},
+		URL: "https://" + ports.Address(t), CA: types.NamespacedName{Namespace: own, Name: "semmoe-store-ca"},
 		TokenFile: c.token(t, own, "semmoe-manager", artifact.Audience), Reader: c.Client,
 	}, time.Now)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -579,18 +580,6 @@ func (c *cluster) checkPage(t *testing.T, url string) {
 	}
 	t.Logf("%d series of the project", series)
 }
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port
-}
-
-func freeAddress(t *testing.T) string { return fmt.Sprintf("127.0.0.1:%d", freePort(t)) }
 
 // eventually waits at most one minute until holds returns no error.
 func eventually(t *testing.T, what string, holds func() error) {

@@ -20,6 +20,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/test/ports"
 )
 
 // runningRouter is a running request router.
@@ -49,7 +50,7 @@ func (c *cluster) startRouter(t *testing.T, name string, engine *httptest.Server
 			t.Fatal(err)
 		}
 	}
-	clientPort, metricsPort := freePort(t), freePort(t)
+	clientPort, metricsPort := ports.Reserve(t), ports.Reserve(t)
 	r := &runningRouter{process{serving, name + "-router", fmt.Sprintf("127.0.0.1:%d", metricsPort), name}, fmt.Sprintf("http://127.0.0.1:%d", clientPort)}
 	options := router.Options{
 		ProxyOptions: router.ProxyOptions{MaxBodyBytes: 1 << 20, EndpointWait: time.Millisecond},

@@ -6,7 +6,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"net"
 
 	"net/http/httptest"
 	"os"
@@ -24,6 +23,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/test/nodeless"
+	"github.com/semmoe/operator/test/ports"
 	"github.com/semmoe/operator/test/processes"
 	"github.com/semmoe/operator/test/programs"
 	"github.com/semmoe/operator/test/tier"
@@ -94,7 +94,7 @@ func newWorld(t *testing.T) *world {
 // startManager starts the manager, which connects to pods through the proxy.
 func (w *world) startManager(t *testing.T, proxy string, args ...string) {
 	t.Helper()
-	w.metricsAddress = freeAddress(t)
+	w.metricsAddress = ports.Address(t)
 	log := filepath.Join(t.TempDir(), "manager.log")
 	if name := os.Getenv("SCALE_LOG"); name != "" {
 		log = name
@@ -115,17 +115,6 @@ func (w *world) startManager(t *testing.T, proxy string, args ...string) {
 		_, err := w.managerMetrics(t.Context())
 		return err
 	})
-}
-
-// freeAddress returns a local address on which no process listens.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	return listener.Addr().String()
 }
 
 // eventually polls f until it returns no error. It fails the test with the last error after the given time, or when the

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/semmoe/operator/test/ports"
 	"github.com/semmoe/operator/test/processes"
 	"github.com/semmoe/operator/test/programs"
 )
@@ -26,25 +27,23 @@ func (t *try) start(name, program string, args ...string) (address string, err e
 	if err != nil {
 		return "", err
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	number, release, err := ports.Hold()
 	if err != nil {
 		return "", err
 	}
-	address = listener.Addr().String()
-	if err := listener.Close(); err != nil {
-		return "", err
-	}
-	_, port, _ := strings.Cut(address, ":")
+	port := strconv.Itoa(number)
 	process, err := processes.Spawn(t.file(name+".log"), nil, path, append(args, "--host", "127.0.0.1", "--port", port)...)
 	if err != nil {
+		release()
 		return "", err
 	}
 	t.running = append(t.running, process)
 	go func() {
 		<-process.Ended()
+		release()
 		t.cancel(fmt.Errorf("%s has ended: see %s", program, process.Log()))
 	}()
-	return address, nil
+	return net.JoinHostPort("127.0.0.1", port), nil
 }
 
 // startEngine starts a reference engine and waits until it serves.

@@ -4,7 +4,6 @@ package clitest
 
 import (
 	"errors"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -117,15 +116,4 @@ func (c *Process) WaitFor(t *testing.T, holds func() bool) {
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-}
-
-// FreeAddress returns a local address without a listener.
-func FreeAddress(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	return listener.Addr().String()
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/observation/promquery"
+	"github.com/semmoe/operator/test/ports"
 )
 
 var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -95,8 +96,6 @@ func TestRangeFails(t *testing.T) {
 		fmt.Fprint(w, "{")
 	}))
 	t.Cleanup(cut.Close)
-	gone := httptest.NewServer(http.NotFoundHandler())
-	gone.Close()
 	encrypted := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(encrypted.Close)
 	swollen := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -128,7 +127,7 @@ func TestRangeFails(t *testing.T) {
 		"overloaded":          {answer(t, 503, "secret"), promquery.Unavailable},
 		"redirect":            {redirecting.URL, promquery.Unavailable},
 		"truncated":           {cut.URL, promquery.Unavailable},
-		"connection refused":  {gone.URL, promquery.Unavailable},
+		"connection refused":  {"http://" + ports.Address(t), promquery.Unavailable},
 		"unknown certificate": {encrypted.URL, promquery.Unavailable},
 		"TLS to plain HTTP":   {strings.Replace(redirecting.URL, "http:", "https:", 1), promquery.Unavailable},
 		"invalid URL":         {"http://[::1", promquery.NotAllowed},

@@ -262,6 +262,21 @@ type RoutedExperts struct {
 	Decode func(text string, layers, top int) ([]int32, error)
 	// Renumber returns an editor for this text that renumbers the experts.
 	Renumber func(layers, top int, logical Logical) TextEditor
+	// TokenIDs describes how a response also gets the ids of the tokens that the experts belong to. The engine applies
+	// the chat template, which the router does not have.
+	TokenIDs TokenIDs
+}
+
+// TokenIDs describes how a request asks for the ids of the tokens of its prompt and its answers.
+type TokenIDs struct {
+	// RequestField is the boolean member of a request's body. Engines read it on routes with API.ReturnsTokenIDs, and
+	// can refuse it for streams.
+	RequestField string
+	// PromptPaths and AnswerPaths list the possible locations of the ids in a response, like ResponsePaths.
+	PromptPaths, AnswerPaths [][]string
+	// Null reports that a response to another request contains these members with the value null. Otherwise it does
+	// not contain them.
+	Null bool
 }
 
 // Generation describes how an engine, or the request router in front of it, runs a prompt of token ids and returns its

@@ -45,6 +45,8 @@ type API struct {
 	// AlwaysReports reports that they contain them whenever the engine captures them, because clients of the route use
 	// them.
 	ReportsExperts, AlwaysReports bool
+	// ReturnsTokenIDs reports whether complete responses can contain the ids of all tokens (TokenIDs).
+	ReturnsTokenIDs bool
 	// Smallest is the smallest request, with which the router checks whether an engine reads a rank. A %s in it is
 	// replaced by the model name as JSON. It is empty if no engine reads a rank on the route.
 	Smallest string
@@ -65,8 +67,8 @@ const smallestChat = `{"messages":[{"role":"user","content":"a"}],"max_tokens":1
 var apis = func() map[string]API {
 	byPath := map[string]API{}
 	for _, api := range []API{
-		{Path: "/v1/completions", Form: Texts, Prompt: []string{"prompt"}, Limit: "max_tokens", Computes: true, Streams: true, ReportsExperts: true, Smallest: `{"prompt":"a","max_tokens":1}`},
-		{Path: "/v1/chat/completions", Form: Texts, Prompt: []string{"messages"}, Limit: "max_completion_tokens", Computes: true, Streams: true, ReportsExperts: true, Smallest: smallestChat},
+		{Path: "/v1/completions", Form: Texts, Prompt: []string{"prompt"}, Limit: "max_tokens", Computes: true, Streams: true, ReportsExperts: true, ReturnsTokenIDs: true, Smallest: `{"prompt":"a","max_tokens":1}`},
+		{Path: "/v1/chat/completions", Form: Texts, Prompt: []string{"messages"}, Limit: "max_completion_tokens", Computes: true, Streams: true, ReportsExperts: true, ReturnsTokenIDs: true, Smallest: smallestChat},
 		{Path: "/v1/chat/completions/batch", Form: Texts, Prompt: []string{"messages"}, Limit: "max_completion_tokens", Computes: true, Smallest: `{"messages":[[{"role":"user","content":"a"}]],"max_tokens":1}`},
 		{Path: "/v1/messages", Form: Blocks, Prompt: []string{"system", "messages"}, Limit: "max_tokens", Computes: true, Streams: true, Smallest: `{"model":%s,"messages":[{"role":"user","content":"a"}],"max_tokens":1}`},
 		{Path: "/v1/responses", Form: Blocks, Prompt: []string{"instructions", "input"}, Limit: "max_output_tokens", Computes: true, Streams: true, Stateful: true, Smallest: `{"model":%s,"input":"a","max_output_tokens":1,"store":false}`},

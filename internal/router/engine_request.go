@@ -51,15 +51,17 @@ func (w *requestWriter) send(in *http.Request, r *request, lease *Lease, capture
 }
 
 // body returns the body of a request in two parts, the second of which is a part of the client's body. The first part
-// contains the rank of the lease if the engine reads it from the body, and requests the routed experts of a sampled
-// request.
+// contains the rank of the lease if the engine reads it from the body, and requests the routed experts and the token ids
+// of a sampled request.
 func (w *requestWriter) body(r *request, lease *Lease, capture capture) (head string, rest []byte) {
 	var additions []wire.Addition
 	if field := lease.Backend.Adapter(w.engine).RankRoutes.FieldOn(r.path); field != "" && lease.Backend.PinsByHeader(lease.Rank) {
 		additions = append(additions, wire.Addition{Name: field, Value: strconv.Itoa(lease.Rank)})
 	}
-	if capture.field != "" {
-		additions = append(additions, wire.Addition{Name: capture.field, Value: "true"})
+	for _, field := range []string{capture.field, capture.idsField} {
+		if field != "" {
+			additions = append(additions, wire.Addition{Name: field, Value: "true"})
+		}
 	}
 	return r.body.With(additions...)
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"regexp"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"github.com/semmoe/operator/internal/model/tokenizer"
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/profile/counts"
+	"github.com/semmoe/operator/internal/refengine"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
@@ -170,6 +172,72 @@ func TestLiveSamplesOfTheEngine(t *testing.T) {
 	}
 }
 
+// TestLiveSamplesOfChats checks that the tokens of a sampled chat are counted with those of its chat template, by the ids
+// that the engine reports, and that the client gets the response to its own request.
+func TestLiveSamplesOfChats(t *testing.T) {
+	shape := countedShape()
+	const chat, completion = "/v1/chat/completions", "/v1/completions"
+	const messages = `{"model":"tiny","messages":[{"role":"system","content":"be brief"},{"role":"user","content":"der Hund"}],"max_tokens":4,"temperature":0%s}`
+	for dialect, of := range map[string]struct {
+		kind    string
+		returns bool // whether the release returns ids
+	}{
+		"sglang-0.5.12": {"SGLang", false}, "sglang-0.5.17": {"SGLang", true}, "sglang-0.5.23": {"SGLang", true}, "vllm-0.32.0": {"VLLM", true},
+	} {
+		address := startReferenceEngineWith(t, func(o *refengine.Options) { o.Dialect = dialect })
+		adapter := adapterOf(t, of.kind)
+		for name, tc := range map[string]struct {
+			path, body string
+			counted    bool
+		}{
+			"chat":            {chat, fmt.Sprintf(messages, ""), true},
+			"chat with false": {chat, fmt.Sprintf(messages, `,"return_token_ids":false`), false},
+			"chat that asks":  {chat, fmt.Sprintf(messages, `,"return_token_ids":true`), false},
+			"streamed chat":   {chat, fmt.Sprintf(messages, `,"stream":true`), false},
+			"echo":            {completion, `{"model":"tiny","prompt":"der Hund","max_tokens":4,"temperature":0,"echo":true}`, false},
+		} {
+			t.Run(dialect+"/"+name, func(t *testing.T) {
+				pool := NewPool()
+				pool.Set([]discovery.Backend{{Pod: "p", Address: address, Engine: of.kind, Ranks: 4, Revision: "r", ModelDigest: "sha256:m", Shape: &shape}})
+				registry := prometheus.NewRegistry()
+				proxy, _ := NewProxy(pool, registry, logr.Discard(), ProxyOptions{
+					RankHeader: adapter.RankHeader, RankRoutes: adapter.RankRoutes, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100, LiveSamples: livesamples.Counts,
+					MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
+				})
+				server := httptest.NewServer(proxy)
+				defer server.Close()
+				got := withoutIdentity(fetch(t, server.URL+tc.path, tc.body))
+				want := withoutIdentity(fetch(t, "http://"+address+tc.path, tc.body))
+				if of.kind == "VLLM" { // experts that are not requested are removed
+					want = regexp.MustCompile(`"routed_experts":("[^"]*"|null),?`).ReplaceAllString(want, "")
+				}
+				if got != want {
+					t.Errorf("the client gets\n%s\nwant\n%s", got, want)
+				}
+				if !tc.counted || !of.returns {
+					return
+				}
+				var engine struct {
+					Usage struct {
+						Prompt     int `json:"prompt_tokens"`
+						Completion int `json:"completion_tokens"`
+					}
+				}
+				if err := json.Unmarshal([]byte(got), &engine); err != nil {
+					t.Fatal(err)
+				}
+				all := float64(engine.Usage.Prompt + engine.Usage.Completion - 1) // the last token is not run
+				eventually(t, "the tokens of the prompt and the answer are counted", func() bool { return gauges(t, registry)["semmoe_live_counted_tokens_total"] == all })
+			})
+		}
+	}
+}
+
+// withoutIdentity removes what differs between responses to the same request.
+func withoutIdentity(response string) string {
+	return regexp.MustCompile(`"(id|created)":("[^"]*"|[0-9]+)`).ReplaceAllString(response, `"$1":0`)
+}
+
 func TestKnownIDs(t *testing.T) {
 	p, _ := solved(t)
 	prompt := []int32{5, 6, 7}
@@ -188,6 +256,8 @@ func TestKnownIDs(t *testing.T) {
 		"fewer rows than tokens":    {ids, wire.Usage{Prompt: 3, Completion: 4, Output: []int32{8, 9, 10, 11}}, 5, nil},
 		"another number of tokens":  {ids, wire.Usage{Prompt: 4, Completion: 4}, 6, nil},
 		"not reported":              {ids, wire.Usage{}, 6, nil},
+		"by the engine":             {request{prompt: wire.Prompt{Texts: []string{"x"}}}, wire.Usage{Prompt: 3, Completion: 2, AllPrompt: prompt, Output: []int32{8, 9}}, 4, []int32{5, 6, 7, 8}},
+		"by the engine, other":      {ids, wire.Usage{Prompt: 3, Completion: 2, AllPrompt: []int32{5, 6}}, 4, nil},
 		"part of the prompt's rows": {ids, wire.Usage{Prompt: 3, Completion: 4}, 2, nil},
 		"a batch of ids":            {request{prompt: wire.PromptOfIDs([]byte(`[[5,6],[7]]`))}, wire.Usage{Prompt: 3}, 6, nil},
 		"a batch of texts":          {request{prompt: wire.Prompt{Texts: []string{"a", "b"}}}, wire.Usage{Prompt: 2}, 6, nil},

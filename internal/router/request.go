@@ -37,6 +37,9 @@ type request struct {
 	// inference is true if the tokens of the request activate experts. reportsExperts is true if the response can
 	// contain them.
 	inference, reportsExperts bool
+	// addsTokenIDs is true if the router may request the ids of the tokens: the client requests a complete response of a
+	// route that can return them, and does not request them itself.
+	addsTokenIDs bool
 	// lacking contains the engine types that lack the route of the request.
 	lacking map[string]bool
 	// pins reports whether the request can be pinned to a rank of a backend with ranks that share an endpoint; nil

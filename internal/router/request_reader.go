@@ -31,10 +31,16 @@ type requestReader struct {
 var (
 	requestFields = registry.Names(func(a engine.Adapter) string { return a.RoutedExperts.RequestField })
 	startFields   = registry.Names(func(a engine.Adapter) string { return a.RoutedExperts.StartField })
+	idsFields     = registry.Names(func(a engine.Adapter) string { return a.RoutedExperts.TokenIDs.RequestField })
 )
 
 // writtenFields are the body fields that later stages look for before they add them.
 var writtenFields = requestFields
+
+// withoutTokenIDs are members of requests for which engines refuse to return the ids of tokens, or answer otherwise with
+// them: SGLang streams no ids, and vLLM with echo does not decode an empty answer (0.32: needs_detokenization in
+// entrypoints/openai/completion/protocol.py).
+var withoutTokenIDs = []string{"stream", "echo"}
 
 // HeaderRequestID identifies a request; the router gives one to a request that has none.
 const HeaderRequestID = "X-Request-Id"
@@ -67,6 +73,7 @@ func (s *requestReader) read(ctx context.Context, api engine.API, id string, hea
 	r.sampled = r.reportsExperts && !r.shifted && sampled(rand.Uint64(), s.samplePercent)
 	r.asksExperts = r.reportsExperts && body.RequestsAny(requestFields) || api.AlwaysReports
 	r.writable = body.IsObject()
+	r.addsTokenIDs = api.ReturnsTokenIDs && r.writable && !slices.ContainsFunc(idsFields, body.Has) && !body.RequestsAny(withoutTokenIDs)
 	if stored := neededID(path, body); stored != "" {
 		if endpoint, found := s.stored.server(ctx, stored, header); found {
 			r.eligible = func(other string) bool { return other == endpoint }

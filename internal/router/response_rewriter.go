@@ -3,8 +3,10 @@
 package router
 
 import (
+	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/observation/lar"
@@ -25,7 +27,7 @@ type responseRewriter struct {
 func (w *responseRewriter) rewrite(response *http.Response, r *request, lease *Lease, capture capture) error {
 	switch {
 	case capture.strips && response.StatusCode == http.StatusOK:
-		return (&responseCapture{engine: lease.Backend.Adapter(w.engine).RoutedExperts, observations: w.observations, lease: lease, request: r, sampled: capture.sampled}).wrap(response)
+		return (&responseCapture{engine: lease.Backend.Adapter(w.engine).RoutedExperts, observations: w.observations, lease: lease, request: r, sampled: capture.sampled, ids: capture.idsField != ""}).wrap(response)
 	case r.asksExperts && lease.Backend.Permuted:
 		return (&translator{engine: lease.Backend.Adapter(w.engine).RoutedExperts, lease: lease}).wrap(response)
 	}
@@ -41,6 +43,8 @@ type responseCapture struct {
 	request *request
 	// sampled is true if the experts are counted. Experts in other responses are removed only.
 	sampled bool
+	// ids is true if the response contains the ids of the tokens because the router requested them.
+	ids bool
 
 	// tokens contains the token counts and ids of the response, experts the decoded experts.
 	tokens  wire.Usage
@@ -106,7 +110,30 @@ func (m *responseCapture) take(data []byte) (found, rest []byte) {
 	if m.sampled {
 		m.tokens.Read(data)
 	}
+	if m.ids {
+		m.tokens.AllPrompt, data = m.takeIDs(data, m.engine.TokenIDs.PromptPaths)
+		m.tokens.Output, data = m.takeIDs(data, m.engine.TokenIDs.AnswerPaths)
+	}
 	return found, data
+}
+
+// takeIDs removes token ids from JSON data, and returns those of the only answer.
+func (m *responseCapture) takeIDs(data []byte, paths [][]string) (ids []int32, rest []byte) {
+	cut := wire.CutMembers
+	if m.engine.TokenIDs.Null {
+		cut = wire.NullMembers
+	}
+	var found []json.RawMessage
+	for _, path := range paths {
+		var values []json.RawMessage
+		values, data = cut(data, path)
+		found = append(found, values...)
+	}
+	found = slices.DeleteFunc(found, func(v json.RawMessage) bool { return string(v) == "null" })
+	if len(found) != 1 || json.Unmarshal(found[0], &ids) != nil {
+		return nil, data // the experts are those of the first answer, and the count of tokens is that of all
+	}
+	return ids, data
 }
 
 // count records the experts of a response. An unreadable value counts as a failed sample and does not affect the

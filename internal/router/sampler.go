@@ -28,6 +28,8 @@ type capture struct {
 	// engine may reject it.
 	field string
 	asks  bool
+	// idsField is the member that requests the ids of the tokens; empty if the router adds none.
+	idsField string
 	// long is true if the experts would take too much memory. Such a request is not in the population of the sample.
 	long bool
 }
@@ -56,6 +58,9 @@ func (s *sampler) requestExperts(r *request, lease *Lease) capture {
 	done := capture{sampled: chosen, strips: chosen || ok && engine.Unrequested, asks: chosen && !engine.Unrequested, long: long}
 	if chosen && addable {
 		done.field = engine.RequestField
+		if ids := engine.TokenIDs.RequestField; ids != "" && r.addsTokenIDs && s.observations.live.Keeps() {
+			done.idsField, done.asks = ids, true
+		}
 	}
 	return done
 }

@@ -13,8 +13,8 @@ func (m *responseCapture) countTokens() {
 }
 
 // knownIDs returns the ids of the first tokens with reported experts; rows is the number of reported
-// tokens. The prompt ids are known if their number equals the prompt length that the engine reports. A chat template, a
-// prepended token or a different tokenizer of the engine changes that length. If rows is not the number of all tokens
+// tokens. The prompt ids are known if the engine reports them, or if their number equals the prompt length that the
+// engine reports. A chat template, a prepended token or a different tokenizer of the engine changes that length. If rows is not the number of all tokens
 // (an engine does not run the last one), the first row may belong to a later token; knownIDs then returns nil. The ids
 // of the answer are known if the engine reports all of them.
 func (m *responseCapture) knownIDs(rows int) []int32 {
@@ -35,6 +35,8 @@ func (m *responseCapture) knownIDs(rows int) []int32 {
 func (m *responseCapture) promptIDs() []int32 {
 	p := m.request.prompt
 	switch {
+	case m.tokens.AllPrompt != nil:
+		return append([]int32(nil), m.tokens.AllPrompt...)
 	case p.More > 0:
 		return nil
 	case len(p.Texts) == 0 && !p.Nested:

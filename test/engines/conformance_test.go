@@ -79,6 +79,7 @@ func conforming() map[string]request {
 
 		"completion, ids":            post("/v1/completions", `{"model":"tiny","prompt":[1,2,3],"max_tokens":2}`),
 		"completion, token ids":      post("/v1/completions", completion(`,"return_token_ids":true`)),
+		"chat, token ids":            post("/v1/chat/completions", `{"model":"tiny","messages":[{"role":"user","content":"func main() {"}],"max_tokens":4,"temperature":0,"return_token_ids":true}`),
 		"completion, logprobs":       post("/v1/completions", completion(`,"logprobs":2`)),
 		"completion, no alternative": post("/v1/completions", completion(`,"logprobs":0`)),
 		"completion, echo":           post("/v1/completions", completion(`,"echo":true`)),

@@ -57,6 +57,8 @@ func mechanisms() []engine.Mechanism {
 		engine.NewMechanisms(engine.MemberKind, minimum, open, "srt/sampling/sampling_params.py; has an effect with --enable-deterministic-inference", engine.Read, "sampling_seed"),
 		engine.NewMechanisms(engine.MemberKind, minimum, open, "srt/managers/tokenizer_manager.py", engine.Run, "meta_info", "routed_experts", "output_ids"),
 		engine.NewMechanisms(engine.MemberKind, minimum, open, "srt/entrypoints/openai/protocol.py", engine.Run, "sglext"),
+		engine.NewMechanisms(engine.MemberKind, at(17), open, "srt/entrypoints/openai/protocol.py; not in 0.5.12; not with streamed chats: serving_chat.py", engine.Read,
+			"return_token_ids", "prompt_token_ids", "token_ids"),
 		engine.NewMechanisms(engine.MemberKind, minimum, open, "documentation of sglext, other spelling", engine.Read, "sgl_ext"),
 		engine.NewMechanisms(engine.MemberKind, minimum, open, "srt/eplb/expert_location.py", engine.Run, "physical_to_logical_map"),
 		engine.NewMechanisms(engine.MemberKind, minimum, open, "DeepEP, through --deepep-config", engine.Read, "normal_dispatch", "normal_combine", "num_sms"),

@@ -50,6 +50,10 @@ func Adapter() engine.Adapter {
 			},
 			Decode:   decodeRoutedExperts,
 			Renumber: renumberRoutedExperts,
+			TokenIDs: engine.TokenIDs{
+				RequestField: "return_token_ids",
+				PromptPaths:  [][]string{{"choices", "prompt_token_ids"}}, AnswerPaths: [][]string{{"choices", "token_ids"}},
+			},
 		},
 		Generation: engine.Generation{TokenizePath: "/v1/tokenize", Path: "/generate", Body: generateBody, Answer: readGenerated},
 		Flags:      flags,

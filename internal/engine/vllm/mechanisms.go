@@ -42,6 +42,7 @@ func Mechanisms() []engine.Mechanism {
 		engine.RouteMechanisms(routes()),
 		engine.NewMechanisms(engine.HeaderKind, oldest, open, "vllm/entrypoints", engine.Run, "X-data-parallel-rank X-Data-Parallel-Rank"),
 		engine.NewMechanisms(engine.MemberKind, oldest, open, "vllm/entrypoints/openai/completion/protocol.py", engine.Run, "max_tokens", "return_token_ids", "token_ids", "seed"),
+		engine.NewMechanisms(engine.MemberKind, oldest, open, "vllm/entrypoints/openai/chat_completion/protocol.py, completion/protocol.py", engine.Run, "prompt_token_ids"),
 		engine.NewMechanisms(engine.MemberKind, returnsExperts, open, "vllm/entrypoints/openai/completion/protocol.py; vllm-project/vllm#38939", engine.Run, "routed_experts"),
 		engine.NewMechanisms(engine.MemberKind, returnsExperts, open, "vllm/sampling_params.py", engine.Read, "routed_experts_prompt_start"),
 		engine.NewMechanisms(engine.MemberKind, returnsExperts, open, "not known to vLLM, which ignores it", engine.Run, "return_routed_experts"),

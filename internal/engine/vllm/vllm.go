@@ -29,6 +29,10 @@ func Adapter() engine.Adapter {
 			ResponsePaths: [][]string{{"choices", "routed_experts"}},
 			Decode:        decodeRoutedExperts,
 			Renumber:      renumberRoutedExperts,
+			TokenIDs: engine.TokenIDs{
+				RequestField: "return_token_ids", Null: true,
+				PromptPaths: [][]string{{"prompt_token_ids"}, {"choices", "prompt_token_ids"}}, AnswerPaths: [][]string{{"choices", "token_ids"}},
+			},
 		},
 		Generation: engine.Generation{TokenizePath: "/tokenize", Path: "/v1/completions", Body: completionBody, Answer: readCompletion},
 		// With the plug-in of integrations/vllm.

@@ -19,6 +19,7 @@ func sglangDialect(release engine.Release) Dialect {
 	d.routes["GET /server_info"] = (*Engine).serverInfo
 	d.routes["GET /get_server_info"] = (*Engine).serverInfo
 	d.routes["GET /metrics"] = (*Engine).sglangMetricsPage
+	d.form = sglangForm
 	deaf := []string{"/generate"}
 	if !d.from(5, 20) {
 		deaf = append(deaf, responsesPath)
@@ -33,10 +34,25 @@ func sglangDialect(release engine.Release) Dialect {
 	return d
 }
 
+// sglangForm adds the ids of tokens to a complete response, if they are requested. 0.5.12 ignores the member, and later
+// releases refuse it in streamed chats (openai/protocol.py and serving_chat.py of 0.5.17 and 0.5.23).
+func sglangForm(d Dialect, answer map[string]any, p part) {
+	if !p.whole || !p.g.tokenIDs || !d.from(5, 17) {
+		return
+	}
+	for _, each := range answer["choices"].([]any) {
+		choice := each.(map[string]any)
+		choice["token_ids"], choice["prompt_token_ids"] = p.end.tokens, p.g.prompt
+	}
+}
+
 // sglangRouting reads the rank from the header, except on routes that ignore it, and from the members of the body. A
 // header that is not an integer is rejected (extract_routed_dp_rank_from_header in openai/serving_base.py).
 func sglangRouting(deaf ...string) func(*Engine, *http.Request, *parameters) error {
-	return func(_ *Engine, r *http.Request, p *parameters) error {
+	return func(e *Engine, r *http.Request, p *parameters) error {
+		if p.ReturnTokenIDs && p.Stream && r.URL.Path == "/v1/chat/completions" && e.Dialect.from(5, 17) {
+			return badRequest("", "return_token_ids is not supported with streaming on /v1/chat/completions. Please set stream=false when using return_token_ids=true.")
+		}
 		header := r.Header.Get(rankHeader)
 		if r.URL.Path == responsesPath && slices.Contains(deaf, responsesPath) {
 			p.RoutedDPRank, p.DataParallelRank = nil, nil

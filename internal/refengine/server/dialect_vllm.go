@@ -142,8 +142,11 @@ func vllmForm(d Dialect, answer map[string]any, p part) {
 		}
 		if p.whole && completion {
 			choice["prompt_logprobs"] = nil
-			if p.g.tokenIDs {
-				choice["token_ids"], choice["prompt_token_ids"] = p.end.tokens, p.g.prompt
+		}
+		if p.whole && p.g.tokenIDs {
+			choice["token_ids"] = p.end.tokens
+			if completion {
+				choice["prompt_token_ids"] = p.g.prompt
 			}
 		}
 	}
@@ -153,6 +156,9 @@ func vllmForm(d Dialect, answer map[string]any, p part) {
 		usage["prompt_tokens_details"] = nil
 		if answer["object"] == chatFormat.object {
 			answer["prompt_logprobs"], answer["prompt_token_ids"], answer["prompt_text"] = nil, nil, nil
+			if p.g.tokenIDs {
+				answer["prompt_token_ids"] = p.g.prompt
+			}
 		}
 		if d.from(32, 0) {
 			answer["ec_transfer_params"], answer["metrics"], usage["completion_tokens_details"] = nil, nil, nil

@@ -108,10 +108,13 @@ func New(registry prometheus.Registerer, kind Kind) *Keeper {
 	return k
 }
 
+// Keeps reports whether the keeper keeps what is added.
+func (k *Keeper) Keeps() bool { return k.kind == Counts || k.kind == Sequences }
+
 // Add counts the tokens of a request. ids are the ids of its first tokens. experts [tokens, layers, experts per token]
 // are the logical ids of the experts of all tokens.
 func (k *Keeper) Add(digest string, shape lar.Shape, ids, experts []int32) {
-	if k.kind != Counts && k.kind != Sequences {
+	if !k.Keeps() {
 		return
 	}
 	all := len(experts) / (shape.Layers * shape.ExpertsPerToken)

@@ -16,18 +16,31 @@ import (
 // If the removal leaves an object empty that is itself a member, the object is removed too. values is nil if there is
 // no such member or data is not JSON. The values are parts of data and are not copied, because they can be large.
 func CutMembers(data []byte, path []string) (values []json.RawMessage, rest []byte) {
+	return editMembers(data, path, nil)
+}
+
+// NullMembers sets the members at a path to null, and is otherwise like CutMembers.
+func NullMembers(data []byte, path []string) (values []json.RawMessage, rest []byte) {
+	return editMembers(data, path, []byte("null"))
+}
+
+// editMembers replaces the values of the members at a path, or removes these members if with is empty.
+func editMembers(data []byte, path []string, with []byte) (values []json.RawMessage, rest []byte) {
 	if isArray(data) {
-		return cutInElements(data, path)
+		return editInElements(data, path, with)
 	}
 	start, valueStart, end, only, ok := findMember(data, path[0])
 	if !ok {
 		return nil, data
 	}
 	member := data[valueStart:end]
-	if len(path) == 1 {
+	switch {
+	case len(path) == 1 && len(with) > 0:
+		return []json.RawMessage{member}, splice(data, valueStart, end, with)
+	case len(path) == 1:
 		return []json.RawMessage{member}, cutRange(data, start, end, only)
 	}
-	values, inner := CutMembers(member, path[1:])
+	values, inner := editMembers(member, path[1:], with)
 	if values == nil {
 		return nil, data
 	}
@@ -37,15 +50,15 @@ func CutMembers(data []byte, path []string) (values []json.RawMessage, rest []by
 	return values, cutRange(data, start, end, only)
 }
 
-// cutInElements applies CutMembers to each element of an array. The values are in the order of the elements.
-func cutInElements(data []byte, path []string) (values []json.RawMessage, rest []byte) {
+// editInElements applies editMembers to each element of an array. The values are in the order of the elements.
+func editInElements(data []byte, path []string, with []byte) (values []json.RawMessage, rest []byte) {
 	elements, ok := jsonscan.Array(data, nil)
 	if !ok {
 		return nil, data
 	}
 	copied := 0
 	for _, at := range elements {
-		found, inner := CutMembers(data[at.Start:at.End], path)
+		found, inner := editMembers(data[at.Start:at.End], path, with)
 		if found == nil {
 			continue
 		}

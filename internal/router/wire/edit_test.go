@@ -52,6 +52,20 @@ func TestCutMembers(t *testing.T) {
 	}
 }
 
+func TestNullMembers(t *testing.T) {
+	for name, tc := range map[string]struct{ data, rest string }{
+		"alone":        {`{"c":[{"r":[1,2]}]}`, `{"c":[{"r":null}]}`},
+		"in a list":    {`{"c":[{"i":0,"r":"x"}, {"r":{"a":1} ,"i":1},{"i":2}],"u":1}`, `{"c":[{"i":0,"r":null}, {"r":null ,"i":1},{"i":2}],"u":1}`},
+		"null already": {`{"c":[{"r":null}]}`, `{"c":[{"r":null}]}`},
+		"absent":       {`{"c":[{"i":0}]}`, `{"c":[{"i":0}]}`},
+		"not JSON":     {`{"c":[{"r":1}`, `{"c":[{"r":1}`},
+	} {
+		if _, rest := NullMembers([]byte(tc.data), []string{"c", "r"}); string(rest) != tc.rest {
+			t.Errorf("%s: %s, want %s", name, rest, tc.rest)
+		}
+	}
+}
+
 // FuzzCutMembers checks for arbitrary objects that the result is the object without the member.
 func FuzzCutMembers(f *testing.F) {
 	f.Add(`{"a":1,"b":[1,2],"c":{"a":null}}`, "b")

@@ -11,8 +11,9 @@ import (
 type Usage struct {
 	// Prompt and Completion are the numbers of tokens.
 	Prompt, Completion int
-	// Output contains the ids of the generated tokens; nil if the engine does not report them.
-	Output []int32
+	// Output contains the ids of the generated tokens, AllPrompt those of the prompt with its chat template; nil if the
+	// engine does not report them.
+	Output, AllPrompt []int32
 	// Rank is the data-parallel rank that served the request; nil if the engine does not report it.
 	Rank *int
 }

@@ -17,10 +17,10 @@ func TestUsage(t *testing.T) {
 	}{
 		{`{"choices":[],"usage":null}`, Usage{}},
 		{`[{"meta_info":{"prompt_tokens":3}}]`, Usage{}},
-		{`{"output_ids":[1],"meta_info":{"prompt_tokens":3,"completion_tokens":1}}`, Usage{3, 1, []int32{1}, nil}},
-		{`{"output_ids":[1,2],"meta_info":{"prompt_tokens":3,"completion_tokens":2,"dp_rank":3}}`, Usage{3, 2, []int32{1, 2}, new(3)}},
-		{`[DONE]`, Usage{3, 2, []int32{1, 2}, new(3)}},
-		{`{"usage":{"prompt_tokens":7,"completion_tokens":2}}`, Usage{7, 2, nil, nil}},
+		{`{"output_ids":[1],"meta_info":{"prompt_tokens":3,"completion_tokens":1}}`, Usage{Prompt: 3, Completion: 1, Output: []int32{1}}},
+		{`{"output_ids":[1,2],"meta_info":{"prompt_tokens":3,"completion_tokens":2,"dp_rank":3}}`, Usage{Prompt: 3, Completion: 2, Output: []int32{1, 2}, Rank: new(3)}},
+		{`[DONE]`, Usage{Prompt: 3, Completion: 2, Output: []int32{1, 2}, Rank: new(3)}},
+		{`{"usage":{"prompt_tokens":7,"completion_tokens":2}}`, Usage{Prompt: 7, Completion: 2}},
 	} {
 		usage.Read([]byte(tc.data))
 		if diff := cmp.Diff(tc.want, usage); diff != "" {

@@ -92,7 +92,7 @@ test-packages:
 verify: ## Fail on unformatted, vetted or generated drift
 	internal/tools/verify.sh
 
-# The packages that parse what clients, engines, checkpoints and users send. Instrumented for coverage, they take most of the time to compile.
+# The packages that parse what clients, engines, checkpoints and users send.
 FUZZED := internal/router/jsonscan internal/router/wire internal/model/hub internal/model/tokenizer internal/model/tokenizer/pattern internal/model/npy internal/plan internal/profile/counts \
 	internal/observation/lar internal/probe internal/model/checkpoint internal/engine internal/engine/vllm internal/engine/sglang internal/observation/promquery internal/model/reshuffle solver/trace \
 	internal/router/picker internal/router/client internal/router/discovery internal/router/enginecounts internal/plan/bundle

@@ -15,7 +15,9 @@ PROMPT = torch.tensor([[3, 5, 8, 13, 21, 34, 55, 7, 9, 11, 15]])
 def main():
     for path in sys.argv[1:]:
         config = transformers.AutoConfig.from_pretrained(path)
-        model = getattr(transformers, config.architectures[0]).from_pretrained(path, dtype=torch.float32).eval()
+        # The architecture of published Phi checkpoints is not the name of a class.
+        kind = getattr(transformers, config.architectures[0], transformers.AutoModelForCausalLM)
+        model = kind.from_pretrained(path, dtype=torch.float32).eval()
         with torch.no_grad():
             logits = model(input_ids=PROMPT, use_cache=False).logits
             for name, weight in model.named_parameters():

@@ -147,6 +147,7 @@ DERIVED = {
     # transformers also writes weights of zero experts, and only reads checkpoints that contain them.
     "longcat_flash_published": ("longcat_flash", {"model_type": "longcat_flash"}, {r".*\.experts\.1[6-9]\..*": None}),
     "mimo_v2": ("mimo_v2_flash", {"architectures": ["MiMoV2ForCausalLM"]}, {}),
+    "qwen3_omni_moe": ("qwen3_omni_moe_thinker", {}, {}),
     "step3p5": (
         "step3p7", {
             "architectures": ["Step3p5ForCausalLM"], "moe_layers_enum": "3,4", "num_attention_groups": 2, "moe_num_experts": 16, "moe_top_k": 4,
@@ -201,6 +202,17 @@ def rewrite(out, attributes, names):
     safetensors.torch.save_file({name: torch.cat(parts) for name, parts in tensors.items()}, out / "model.safetensors", {"format": "pt"})
 
 
+def complete(out):
+    """Makes the checkpoint of a thinker that of the published model: its attributes and tensors are those of a part. The talker is left out."""
+    path = out / "config.json"
+    thinker = json.loads(path.read_text())
+    thinker["vision_config"]["apply_vit_abs_pos_embed"] = True
+    path.write_text(json.dumps({
+        "model_type": "qwen3_omni_moe", "architectures": ["Qwen3OmniMoeForConditionalGeneration"], "thinker_config": thinker, "enable_audio_output": False}, indent=2))
+    tensors = safetensors.torch.load_file(out / "model.safetensors")
+    safetensors.torch.save_file({"thinker." + name: tensor for name, tensor in tensors.items()}, out / "model.safetensors", {"format": "pt"})
+
+
 def main():
     for family in sys.argv[2:] or [*TEXT, *WRAPPED]:
         base, attributes, names = DERIVED.get(family, (family, {}, {}))
@@ -209,7 +221,9 @@ def main():
         model.save_pretrained(published)
         if base in PUBLISHED:
             rewrite(published, PUBLISHED[base], NAMES.get(base, {}))
-        if family in DERIVED:
+        if family == "qwen3_omni_moe":
+            complete(published)
+        elif family in DERIVED:
             rewrite(published, {"model_type": family} | attributes, names)
         else:
             model.save_pretrained(f"{sys.argv[1]}/{family}/native", save_original_format=False)

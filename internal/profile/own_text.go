@@ -16,7 +16,7 @@ import (
 const ownTextFormat = "semmoe-own-text/2"
 
 // OwnText returns requests that need no data set: the model continues each of the given number of random tokens at
-// temperature 1, with a seed of its own. The tokens are those of the vocabulary of words, the text of a tokenizer.json,
+// temperature 1, each with another seed. The tokens are those of the vocabulary of words, the text of a tokenizer.json,
 // without its added ones. If words is nil or cannot be read, they are all tokens of the model. The digest in the report
 // identifies the version of this data set.
 func OwnText(requests int, words []byte, vocabulary int, seed uint64) ([]Item, inspection.DatasetReport) {

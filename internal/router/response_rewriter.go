@@ -111,7 +111,7 @@ func (m *responseCapture) take(data []byte) (found, rest []byte) {
 		m.tokens.Read(data)
 	}
 	if m.ids {
-		m.tokens.AllPrompt, data = m.takeIDs(data, m.engine.TokenIDs.PromptPaths)
+		m.tokens.PromptIDs, data = m.takeIDs(data, m.engine.TokenIDs.PromptPaths)
 		m.tokens.Output, data = m.takeIDs(data, m.engine.TokenIDs.AnswerPaths)
 	}
 	return found, data

@@ -35,8 +35,8 @@ func (m *responseCapture) knownIDs(rows int) []int32 {
 func (m *responseCapture) promptIDs() []int32 {
 	p := m.request.prompt
 	switch {
-	case m.tokens.AllPrompt != nil:
-		return append([]int32(nil), m.tokens.AllPrompt...)
+	case m.tokens.PromptIDs != nil:
+		return append([]int32(nil), m.tokens.PromptIDs...)
 	case p.More > 0:
 		return nil
 	case len(p.Texts) == 0 && !p.Nested:

@@ -29,9 +29,9 @@ func Address(t testing.TB) string {
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(Reserve(t)))
 }
 
-// Hold reserves a port until release is called. It binds a socket that does not listen. Linux chooses the port of no other socket
-// among bound ones (unless ip_autobind_reuse is set), but with SO_REUSEADDR on both sockets, which servers set, it lets a server
-// bind the same port.
+// Hold reserves a port until release is called. It binds a socket that does not listen. Linux never chooses the port of a
+// bound socket for another one (unless ip_autobind_reuse is set). With SO_REUSEADDR on both sockets, which servers set,
+// it lets a server bind the same port.
 func Hold() (port int, release func(), err error) {
 	socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/semmoe/operator/test/ports"
 )
 
-// TestReserve checks that connections to a reserved port are refused, that no other socket gets the port by chance, and that a
-// server that asks for it gets it, also for all addresses.
+// TestReserve checks that connections to a reserved port are refused, that no other socket gets the port by chance, and
+// that a server that asks for it gets it, also for all addresses.
 func TestReserve(t *testing.T) {
 	address := ports.Address(t)
 	if _, err := net.Dial("tcp", address); !errors.Is(err, syscall.ECONNREFUSED) {

@@ -11,9 +11,9 @@ import (
 type Usage struct {
 	// Prompt and Completion are the numbers of tokens.
 	Prompt, Completion int
-	// Output contains the ids of the generated tokens, AllPrompt those of the prompt with its chat template; nil if the
+	// Output contains the ids of the generated tokens, PromptIDs those of the prompt with its chat template; nil if the
 	// engine does not report them.
-	Output, AllPrompt []int32
+	Output, PromptIDs []int32
 	// Rank is the data-parallel rank that served the request; nil if the engine does not report it.
 	Rank *int
 }

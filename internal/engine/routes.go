@@ -71,7 +71,7 @@ var apis = func() map[string]API {
 		{Path: "/v1/chat/completions", Form: Texts, Prompt: []string{"messages"}, Limit: "max_completion_tokens", Computes: true, Streams: true, ReportsExperts: true, ReturnsTokenIDs: true, Smallest: smallestChat},
 		{Path: "/v1/chat/completions/batch", Form: Texts, Prompt: []string{"messages"}, Limit: "max_completion_tokens", Computes: true, Smallest: `{"messages":[[{"role":"user","content":"a"}]],"max_tokens":1}`},
 		{Path: "/v1/messages", Form: Blocks, Prompt: []string{"system", "messages"}, Limit: "max_tokens", Computes: true, Streams: true, Smallest: `{"model":%s,"messages":[{"role":"user","content":"a"}],"max_tokens":1}`},
-		{Path: "/v1/responses", Form: Blocks, Prompt: []string{"instructions", "input"}, Limit: "max_output_tokens", Computes: true, Streams: true, Stateful: true, Smallest: `{"model":%s,"input":"a","max_output_tokens":1,"store":false}`},
+		{Path: "/v1/responses", Form: Blocks, Prompt: []string{"instructions", "input"}, Limit: "max_output_tokens", Computes: true, Streams: true, Stateful: true, Smallest: `{"model":%s,"input":"a","max_output_tokens":3,"store":false}`},
 		{Path: "/generate", Form: Texts, Prompt: []string{"text", "input_ids"}, Limit: "sampling_params.max_new_tokens", Computes: true, Streams: true, Put: true, ReportsExperts: true, Smallest: `{"text":"a","sampling_params":{"max_new_tokens":1}}`},
 		{Path: "/inference/v1/generate", Form: Texts, Prompt: []string{"token_ids"}, Limit: "sampling_params.max_tokens", Computes: true, Streams: true, AlwaysReports: true, Smallest: `{"token_ids":[1],"sampling_params":{"max_tokens":1}}`},
 		{Path: "/invocations", Form: Texts, Prompt: []string{"messages", "prompt"}, Limit: "max_tokens", Computes: true, Streams: true, Smallest: smallestChat},

@@ -47,9 +47,14 @@ func (e *Engine) completions(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if req.Prompt == nil {
-		return badRequest("prompt", "prompt is missing; give a string or a list of token ids")
+		missing := badRequest("prompt", "prompt is missing; give a string or a list of token ids")
+		missing.invalid = e.Dialect.strictCompletions
+		return missing
 	}
 	req.maxTokens, req.maxTokensName, req.defaultMaxTokens, req.echo = req.MaxTokens, "max_tokens", defaultCompletionTokens, req.Echo
+	if req.positive = e.Dialect.strictCompletions; req.positive && req.MaxTokens != nil && *req.MaxTokens < 0 {
+		return invalid("max_tokens", "max_tokens must be positive")
+	}
 	j, err := e.prepare(r, e.tokens(*req.Prompt), req.parameters)
 	if err != nil {
 		return err
@@ -124,7 +129,9 @@ func (e *Engine) completionLogprobs(j job, prompt, tokens []scheduler.Token) *co
 		if e.Dialect.chosenOnTop {
 			top[piece] = token.Logprob
 		}
-		out.TopLogprobs = append(out.TopLogprobs, top)
+		if len(top) > 0 { // SGLang and vLLM list no alternatives if none are requested
+			out.TopLogprobs = append(out.TopLogprobs, top)
+		}
 	}
 	return out
 }

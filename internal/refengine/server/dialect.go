@@ -39,18 +39,28 @@ type Dialect struct {
 	// members, if not nil, edits the other responses and events: those of tokenize, Messages and Responses. g is nil if
 	// nothing is generated.
 	members func(d Dialect, members object, g *generation)
+	// meta, if not nil, edits the meta_info of SGLang's native route.
+	meta func(m object, g *generation, end *outcome)
 	// card, if not nil, edits the entry of /v1/models.
 	card func(e *Engine, card map[string]any)
 	// anyModel disables the comparison of the model name in requests with the served model.
 	anyModel bool
-	// refusesInStream reports an invalid rank of a streaming request as the only event of the stream.
-	refusesInStream bool
+	// refusesInStream lists the routes that report an invalid rank of a streaming request as an event. "*" is all routes.
+	refusesInStream []string
 	// endsCompleted ends the stream of a response with status completed, also if the response is incomplete.
 	endsCompleted bool
+	// alwaysCompleted reports incomplete responses as completed.
+	alwaysCompleted bool
 	// incompleteItems reports the item of an incomplete response as incomplete.
 	incompleteItems bool
 	// failsOnRank lists the routes that respond with status 500 to an invalid rank.
 	failsOnRank []string
+	// strictCompletions rejects completions without a prompt, and of 0 tokens, as malformed.
+	strictCompletions bool
+	// responsesHeadroom is the number of tokens that the Responses API subtracts from the requested length.
+	responsesHeadroom int
+	// strictParameters fails on unknown sampling parameters of the native route.
+	strictParameters bool
 	// refusesNoTokens rejects requests for 0 tokens without an echo of the prompt.
 	refusesNoTokens bool
 	// chosenOnTop adds the selected token to the most likely tokens.

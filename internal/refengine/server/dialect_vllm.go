@@ -38,7 +38,7 @@ func vllmDialect(release engine.Release) Dialect {
 			return &apiError{status: status, Message: http.StatusText(status), Type: "http"}
 		},
 		form: vllmForm, members: vllmMembers, card: vllmCard,
-		refusesInStream: true, endsCompleted: release.Before(responsesRank), incompleteItems: !release.Before(responsesRank), refusesNoTokens: true, chosenOnTop: true,
+		refusesInStream: []string{"*"}, endsCompleted: release.Before(responsesRank), incompleteItems: !release.Before(responsesRank), refusesNoTokens: true, chosenOnTop: true,
 		metrics: vllmMetrics,
 	}
 }

@@ -85,10 +85,14 @@ func (e *Engine) dataParallelRanks() int {
 type job struct {
 	prompt       []int32
 	maxNewTokens int
-	sampling     scheduler.Sampling
-	stops        []string
-	stopTokens   []int32
-	topLogprobs  int
+	// streamed is true for streams.
+	streamed bool
+	// textInLogprobs adds the texts of tokens to their log probabilities on SGLang's native route.
+	textInLogprobs bool
+	sampling       scheduler.Sampling
+	stops          []string
+	stopTokens     []int32
+	topLogprobs    int
 	// promptLogprobs requests the log probabilities of the prompt's tokens after promptStart.
 	promptLogprobs bool
 	promptStart    int
@@ -117,7 +121,7 @@ func (e *Engine) prepare(r *http.Request, prompt []int32, p parameters) (job, er
 	if err := e.Dialect.routing(e, r, &p); err != nil {
 		return job{}, err
 	}
-	j := job{prompt: prompt, stops: p.Stop, topLogprobs: -1, tokenIDs: p.ReturnTokenIDs, routes: p.ReturnRoutedExperts, routesStart: p.RoutedExpertsStartLen}
+	j := job{prompt: prompt, streamed: p.Stream, stops: p.Stop, topLogprobs: -1, tokenIDs: p.ReturnTokenIDs, routes: p.ReturnRoutedExperts, routesStart: p.RoutedExpertsStartLen}
 	answer := 0
 	if p.maxTokens != nil {
 		answer = *p.maxTokens
@@ -173,6 +177,8 @@ func (e *Engine) setLength(j *job, p parameters) error {
 		j.maxNewTokens = min(p.defaultMaxTokens, room)
 	case *p.maxTokens < 0:
 		return badRequest(p.maxTokensName, "%s is %d; it must not be negative", p.maxTokensName, *p.maxTokens)
+	case *p.maxTokens == 0 && p.positive:
+		return invalid(p.maxTokensName, "%s must be positive", p.maxTokensName)
 	case *p.maxTokens == 0 && e.Dialect.refusesNoTokens && !p.echo:
 		return badRequest(p.maxTokensName, "%s is 0; it must be at least 1", p.maxTokensName)
 	case *p.maxTokens > room:
@@ -196,21 +202,24 @@ func (e *Engine) setRank(j *job, route string, p parameters) error {
 		asked, source = p.DataParallelRank, "data_parallel_rank"
 	}
 	if p.rankHeader != nil {
-		asked, source = p.rankHeader, "header "+rankHeader
+		number := rankNumber(*p.rankHeader)
+		asked, source = &number, "header "+rankHeader
 	}
 	switch {
 	case asked == nil || route == e.IgnoresRank:
 		j.rank = e.nextRank()
-	case *asked < 0 || *asked >= ranks:
-		j.refused = badRequest("", "%s is %d; allowed is 0 to %d", source, *asked, ranks-1)
+	case !asked.isInteger():
+		return invalid(source, "%s is %v; it must be an integer", source, *asked)
+	case *asked < 0 || *asked >= rankNumber(ranks):
+		j.refused = badRequest("", "%s is %v; allowed is 0 to %d", source, *asked, ranks-1)
 		switch {
 		case slices.Contains(e.Dialect.failsOnRank, route):
 			return errors.New("internal server error")
-		case !p.Stream || !e.Dialect.refusesInStream:
+		case !p.Stream || !slices.Contains(e.Dialect.refusesInStream, route) && !slices.Contains(e.Dialect.refusesInStream, "*"):
 			return j.refused
 		}
 	default:
-		j.rank = *asked
+		j.rank = int(*asked)
 	}
 	return nil
 }

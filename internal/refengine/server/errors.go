@@ -24,6 +24,9 @@ type apiError struct {
 	unstored bool
 }
 
+// plainError is the type of errors that are not in a JSON object: FastAPI's answer to an unexpected exception.
+const plainError = "plain"
+
 func (e *apiError) Error() string { return e.Message }
 
 // badRequest returns an error for an invalid parameter. param may be empty.
@@ -68,6 +71,10 @@ func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	api := asAPIError(err)
 	if api.status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "1")
+	}
+	if api.Type == plainError {
+		http.Error(w, api.Message, api.status)
+		return
 	}
 	writeJSON(w, api.status, s.dialect.failure(r.URL.Path, api))
 }

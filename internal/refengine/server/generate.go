@@ -4,7 +4,9 @@ package server
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
+	"slices"
 
 	"github.com/semmoe/operator/internal/refengine/scheduler"
 )
@@ -23,6 +25,8 @@ type generateRequest struct {
 	TopLogprobsNum int             `json:"top_logprobs_num"`
 	// LogprobStartLen is the first prompt token in input_token_logprobs. nil and -1 mean the end of the prompt.
 	LogprobStartLen *int `json:"logprob_start_len"`
+	// ReturnTextInLogprobs adds the texts of tokens to their log probabilities, which are null otherwise.
+	ReturnTextInLogprobs bool `json:"return_text_in_logprobs"`
 }
 
 type generateParams struct {
@@ -34,6 +38,16 @@ type generateResponse struct {
 	Text      string   `json:"text"`
 	OutputIDs []int32  `json:"output_ids"`
 	MetaInfo  metaInfo `json:"meta_info"`
+}
+
+// shape converts the response to the form of the dialect. end is nil before the last event.
+func (r *generateResponse) shape(g *generation, end *outcome) any {
+	if g.engine.Dialect.meta == nil {
+		return r
+	}
+	meta := asObject(r.MetaInfo)
+	g.engine.Dialect.meta(meta, g, end)
+	return object{"text": r.Text, "output_ids": r.OutputIDs, "meta_info": meta}
 }
 
 type metaInfo struct {
@@ -78,26 +92,30 @@ func (e *Engine) generate(w http.ResponseWriter, r *http.Request) error {
 		// As in SGLang, every event contains the complete response so far.
 		_, err := g.each(r.Context(), func(ev event) error {
 			response.add(g, ev)
-			return stream.send(response)
+			return stream.send(response.shape(g, ev.end))
 		})
 		stream.finish(r.Context(), err)
 		return nil
 	}
-	if _, err := g.each(r.Context(), func(ev event) error { response.add(g, ev); return nil }); err != nil {
+	end, err := g.each(r.Context(), func(ev event) error { response.add(g, ev); return nil })
+	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, response)
+	writeJSON(w, http.StatusOK, response.shape(g, end))
 	return nil
 }
 
 func (e *Engine) generateJob(r *http.Request, req generateRequest) (job, error) {
-	if (req.Text == nil) == (req.InputIDs == nil) {
+	if req.Text == nil && req.InputIDs == nil || req.Text != nil && req.InputIDs != nil && !e.Dialect.strictParameters {
 		return job{}, badRequest("text", "give either text or input_ids")
 	}
 	var params generateParams
 	if len(req.SamplingParams) > 0 && string(req.SamplingParams) != "null" {
 		if err := decodeObject(req.SamplingParams, &params); err != nil {
 			return job{}, err
+		}
+		if name := unknownParameter(req.SamplingParams); name != "" && e.Dialect.strictParameters {
+			return job{}, &apiError{status: http.StatusInternalServerError, Type: plainError, Message: "Internal Server Error"}
 		}
 	}
 	prompt := promptInput{text: req.Text}
@@ -114,6 +132,7 @@ func (e *Engine) generateJob(r *http.Request, req generateRequest) (job, error) 
 	if req.TopLogprobsNum < 0 || req.TopLogprobsNum > maxTopLogprobs {
 		return j, badRequest("top_logprobs_num", "top_logprobs_num is %d; allowed is 0 to %d", req.TopLogprobsNum, maxTopLogprobs)
 	}
+	j.textInLogprobs = req.ReturnTextInLogprobs
 	if !req.ReturnLogprob { // then SGLang ignores logprob_start_len
 		return j, nil
 	}
@@ -125,6 +144,26 @@ func (e *Engine) generateJob(r *http.Request, req generateRequest) (job, error) 
 		j.promptLogprobs, j.promptStart = *start < len(j.prompt), *start
 	}
 	return j, nil
+}
+
+// unknownParameter returns a sampling parameter that SamplingParams of SGLang does not have (sampling/sampling_params.py),
+// or "".
+func unknownParameter(text []byte) string {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(text, &fields) != nil {
+		return ""
+	}
+	known := []string{
+		"max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
+		"repetition_penalty", "min_new_tokens", "n", "json_schema", "regex", "ebnf", "structural_tag", "ignore_eos", "skip_special_tokens",
+		"spaces_between_special_tokens", "no_stop_trim", "custom_params", "stream_interval", "logit_bias", "sampling_seed", "seed",
+	}
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		if !slices.Contains(known, name) {
+			return name
+		}
+	}
+	return ""
 }
 
 func (g *generation) meta(id string) metaInfo {
@@ -186,6 +225,9 @@ func (m *metaInfo) addPrompt(g *generation) {
 // logprobs returns [log probability, ID, text] of a token, and of the most likely tokens at its position.
 func (g *generation) logprobs(token *scheduler.Token) (entry [3]any, top [][3]any) {
 	of := func(id int32, logprob float32) [3]any {
+		if !g.textInLogprobs {
+			return [3]any{logprob, id, nil}
+		}
 		return [3]any{logprob, id, g.engine.Tokenizer.Decode([]int32{id}, false)}
 	}
 	for _, t := range token.Top {

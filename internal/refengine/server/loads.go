@@ -64,9 +64,11 @@ func (e *Engine) loads(w http.ResponseWriter, r *http.Request) error {
 			MaxRunningRequests: e.MaxRunning,
 		})
 	}
-	writeJSON(w, http.StatusOK, map[string]any{
-		"timestamp": now.UTC().Format(time.RFC3339Nano), "dp_rank_count": e.dataParallelRanks(), "loads": list,
-		"aggregate": map[string]any{"total_running_reqs": running, "total_waiting_reqs": waiting, "total_reqs": running + waiting},
-	})
+	answer := object{"timestamp": now.UTC().Format(time.RFC3339Nano), "loads": list}
+	if e.Dialect.Name == "" || !e.Dialect.from(5, 17) { // v1_loads.py of 0.5.12
+		answer["dp_rank_count"] = e.dataParallelRanks()
+		answer["aggregate"] = object{"total_running_reqs": running, "total_waiting_reqs": waiting, "total_reqs": running + waiting}
+	}
+	writeJSON(w, http.StatusOK, answer)
 	return nil
 }

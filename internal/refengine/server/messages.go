@@ -104,18 +104,16 @@ func (e *Engine) messages(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if j.refused != nil { // vLLM reports it in the stream
-		_ = newEventStream(w).sendNamed("error", object{"type": "error", "error": object{"type": "internal_error", "message": j.refused.Message}})
+	head := message{ID: newID("msg_"), Type: "message", Role: "assistant", Content: []textBlock{}, Model: e.ServedName}
+	if j.refused != nil {
+		e.Dialect.refuseMessage(newEventStream(w), head, j.refused)
 		return nil
 	}
 	g, err := e.start(r.Context(), j)
 	if err != nil {
 		return err
 	}
-	head := message{
-		ID: newID("msg_"), Type: "message", Role: "assistant", Content: []textBlock{}, Model: e.ServedName,
-		Usage: messagesUsage{InputTokens: len(prompt)},
-	}
+	head.Usage.InputTokens = len(prompt)
 	if req.Stream {
 		stream := newEventStream(w)
 		if err := g.streamMessage(r.Context(), stream, head); err != nil && r.Context().Err() == nil {
@@ -132,6 +130,18 @@ func (e *Engine) messages(w http.ResponseWriter, r *http.Request) error {
 	head.StopReason, head.Usage.OutputTokens = stopReasons[end.reason], len(end.tokens)
 	writeJSON(w, http.StatusOK, head)
 	return nil
+}
+
+// refuseMessage reports an error in a stream. vLLM sends the error only, SGLang a message without content around it. The
+// client may have disconnected.
+func (d Dialect) refuseMessage(stream *eventStream, head message, refused *apiError) {
+	if d.meta == nil {
+		_ = stream.sendNamed("error", object{"type": "error", "error": object{"type": "internal_error", "message": refused.Message}})
+		return
+	}
+	_ = stream.sendNamed("message_start", object{"type": "message_start", "message": head})
+	_ = stream.sendNamed("error", anthropicError(refused))
+	_ = stream.sendNamed("message_stop", object{"type": "message_stop"})
 }
 
 // streamMessage sends a message as events. The first event is sent with the first token.

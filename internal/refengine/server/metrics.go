@@ -3,6 +3,7 @@
 package server
 
 import (
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -42,6 +43,10 @@ type metricNames struct {
 	// stepTokens is the histogram of tokens per step. passes and computed are the counters of steps and of their
 	// tokens, by mode.
 	stepTokens, passes, computed string
+	// rankLabels are further labels of metrics by rank, with the value 0. labels are further labels of all metrics.
+	rankLabels, labels prometheus.Labels
+	// streaming is a label of counters of requests and tokens, and of the time to the first token: true for streams.
+	streaming string
 	// activations enables the locality metric of the reference engine.
 	activations bool
 }
@@ -72,8 +77,11 @@ var finishedReasons = []string{"stop", "length", "abort"}
 type activationCounters struct{ local, remote prometheus.Counter }
 
 func newMetrics(e *Engine) *metrics {
-	labels := prometheus.Labels{"model_name": e.ServedName}
 	m := &metrics{registry: prometheus.NewRegistry(), names: e.Dialect.metrics}
+	labels := prometheus.Labels{"model_name": e.ServedName}
+	maps.Copy(labels, m.names.labels)
+	rankLabels := maps.Clone(labels)
+	maps.Copy(rankLabels, m.names.rankLabels)
 	var byRank []string
 	if m.names.counterRank {
 		byRank = []string{m.names.rank}
@@ -85,24 +93,27 @@ func newMetrics(e *Engine) *metrics {
 		}
 		return c
 	}
-	histogram := func(name, help string, start float64) *prometheus.HistogramVec {
-		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, ConstLabels: labels, Buckets: prometheus.ExponentialBuckets(start, 2, 16)}, byRank)
+	histogram := func(name, help string, start float64, by ...string) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, ConstLabels: labels, Buckets: prometheus.ExponentialBuckets(start, 2, 16)}, append(slices.Clone(byRank), by...))
 		m.registry.MustRegister(h)
 		return h
 	}
-	var reason []string
+	var reason, streaming []string
 	if m.names.reason != "" {
 		reason = []string{m.names.reason}
 	}
-	m.promptTokens = counter(m.names.promptTokens, "Prompt tokens of finished requests.")
-	m.generationTokens = counter(m.names.generationTokens, "Generated tokens of finished requests.")
-	m.requests = counter(m.names.requests, "Finished requests.", reason...)
+	if m.names.streaming != "" {
+		streaming = []string{m.names.streaming}
+	}
+	m.promptTokens = counter(m.names.promptTokens, "Prompt tokens of finished requests.", streaming...)
+	m.generationTokens = counter(m.names.generationTokens, "Generated tokens of finished requests.", streaming...)
+	m.requests = counter(m.names.requests, "Finished requests.", append(reason, streaming...)...)
 	m.aborts = counter(m.names.aborts, "Requests that ended early, because the client left or the engine stopped.")
-	m.firstToken = histogram(m.names.firstToken, "Time from the request to its first token.", 0.001)
+	m.firstToken = histogram(m.names.firstToken, "Time from the request to its first token.", 0.001, streaming...)
 	m.interToken = histogram(m.names.interToken, "Time between two tokens of a request.", 0.0005)
 	m.latency = histogram(m.names.latency, "Time from the request to its end.", 0.004)
-	m.countSteps(labels)
-	m.registry.MustRegister(&loadCollector{engine: e, labels: labels})
+	m.countSteps(rankLabels)
+	m.registry.MustRegister(&loadCollector{engine: e, labels: rankLabels})
 	for rank := range e.dataParallelRanks() {
 		m.zero(rank)
 	}
@@ -174,34 +185,46 @@ func (m *metrics) by(rank int, more ...string) []string {
 	return append([]string{strconv.Itoa(rank)}, more...)
 }
 
-// ended returns the counter of requests with a finish reason.
-func (m *metrics) ended(rank int, reason string) prometheus.Counter {
-	if m.names.reason == "" {
-		return m.requests.WithLabelValues(m.by(rank)...)
+// byStream returns the label values of a rank's counters that are counted separately for streams.
+func (m *metrics) byStream(rank int, streamed bool, more ...string) []string {
+	if m.names.streaming != "" {
+		more = append(more, strconv.FormatBool(streamed))
 	}
-	return m.requests.WithLabelValues(m.by(rank, reason)...)
+	return m.by(rank, more...)
+}
+
+// ended returns the counter of requests with a finish reason.
+func (m *metrics) ended(rank int, streamed bool, reason string) prometheus.Counter {
+	if m.names.reason == "" {
+		return m.requests.WithLabelValues(m.byStream(rank, streamed)...)
+	}
+	return m.requests.WithLabelValues(m.byStream(rank, streamed, reason)...)
 }
 
 // zero creates the counters of a rank, so that they are served before the first request.
 func (m *metrics) zero(rank int) {
-	for _, c := range []*prometheus.CounterVec{m.promptTokens, m.generationTokens, m.aborts} {
-		c.WithLabelValues(m.by(rank)...)
+	for _, c := range []*prometheus.CounterVec{m.promptTokens, m.generationTokens} {
+		c.WithLabelValues(m.byStream(rank, false)...)
+	}
+	if m.names.streaming == "" { // SGLang serves a counter from its first increment
+		m.aborts.WithLabelValues(m.by(rank)...)
 	}
 	if m.names.stepTokens != "" {
 		m.stepTokens.WithLabelValues(strconv.Itoa(rank))
 	}
-	for _, h := range []*prometheus.HistogramVec{m.firstToken, m.interToken, m.latency} {
+	m.firstToken.WithLabelValues(m.byStream(rank, false)...)
+	for _, h := range []*prometheus.HistogramVec{m.interToken, m.latency} {
 		h.WithLabelValues(m.by(rank)...)
 	}
 	for _, reason := range finishedReasons {
-		m.ended(rank, reason)
+		m.ended(rank, false, reason)
 	}
 }
 
 // token records a token of g before g counts it.
 func (m *metrics) token(g *generation, now time.Time) {
 	if len(g.tokens) == 0 {
-		m.firstToken.WithLabelValues(m.by(g.rank)...).Observe(now.Sub(g.started).Seconds())
+		m.firstToken.WithLabelValues(m.byStream(g.rank, g.streamed)...).Observe(now.Sub(g.started).Seconds())
 		return
 	}
 	m.interToken.WithLabelValues(m.by(g.rank)...).Observe(now.Sub(g.lastToken).Seconds())
@@ -212,13 +235,13 @@ func (m *metrics) done(g *generation, end *outcome) {
 	if end.err != nil {
 		m.aborts.WithLabelValues(by...).Inc()
 		if m.names.reason != "" {
-			m.ended(g.rank, "abort").Inc()
+			m.ended(g.rank, g.streamed, "abort").Inc()
 		}
 		return
 	}
-	m.ended(g.rank, end.reason).Inc()
-	m.promptTokens.WithLabelValues(by...).Add(float64(len(g.prompt)))
-	m.generationTokens.WithLabelValues(by...).Add(float64(len(end.tokens)))
+	m.ended(g.rank, g.streamed, end.reason).Inc()
+	m.promptTokens.WithLabelValues(m.byStream(g.rank, g.streamed)...).Add(float64(len(g.prompt)))
+	m.generationTokens.WithLabelValues(m.byStream(g.rank, g.streamed)...).Add(float64(len(end.tokens)))
 	m.latency.WithLabelValues(by...).Observe(end.latency.Seconds())
 }
 

@@ -115,7 +115,7 @@ func (g *generation) streamOpenAI(ctx context.Context, stream *eventStream, head
 	if ext := g.extension(end); ext != nil {
 		last := head
 		last.SGLExt = ext
-		if err := stream.send(last); err != nil {
+		if err := stream.send(g.engine.Dialect.shape(last, part{g: g, end: end})); err != nil {
 			return err
 		}
 	}

@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/semmoe/operator/internal/refengine/scheduler"
@@ -30,6 +32,8 @@ type parameters struct {
 	// maxTokens has a different name on each route.
 	maxTokens     *int
 	maxTokensName string
+	// positive rejects requests for 0 tokens.
+	positive bool
 	// echo requests a response that starts with the prompt.
 	echo             bool
 	defaultMaxTokens int
@@ -47,16 +51,30 @@ type samplingParameters struct {
 }
 
 type routingParameters struct {
-	RoutedDPRank          *int `json:"routed_dp_rank"`
-	DataParallelRank      *int `json:"data_parallel_rank"`
-	ReturnRoutedExperts   bool `json:"return_routed_experts"`
-	RoutedExpertsStartLen int  `json:"routed_experts_start_len"`
+	RoutedDPRank          *rankNumber `json:"routed_dp_rank"`
+	DataParallelRank      *rankNumber `json:"data_parallel_rank"`
+	ReturnRoutedExperts   bool        `json:"return_routed_experts"`
+	RoutedExpertsStartLen int         `json:"routed_experts_start_len"`
 	// RoutedExpertsPromptStart is vLLM's name of the start.
 	RoutedExpertsPromptStart int  `json:"routed_experts_prompt_start"`
 	ReturnTokenIDs           bool `json:"return_token_ids"`
 	// rankHeader is the rank in the header, if the route reads it.
 	rankHeader *int
 }
+
+// rankNumber is a number, also as a string, as pydantic reads one. Routes that read ranks reject a fraction.
+type rankNumber float64
+
+func (n *rankNumber) UnmarshalJSON(text []byte) error {
+	value, err := strconv.ParseFloat(strings.TrimSpace(strings.Trim(string(text), `"`)), 64)
+	if err != nil {
+		return invalid("routed_dp_rank", "the rank %.100s is not a number", text)
+	}
+	*n = rankNumber(value)
+	return nil
+}
+
+func (n rankNumber) isInteger() bool { return float64(n) == math.Trunc(float64(n)) }
 
 // maxStops is the maximum number of stop strings, because each is compared with every piece of text.
 const maxStops = 16

@@ -95,6 +95,10 @@ func (e *Engine) responses(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	req.maxTokens, req.maxTokensName, req.defaultMaxTokens = req.MaxOutputTokens, "max_output_tokens", e.ContextLength
+	if req.maxTokens != nil {
+		left := *req.maxTokens - e.Dialect.responsesHeadroom
+		req.maxTokens = &left
+	}
 	j, err := e.prepare(r, e.Tokenizer.Encode(text), req.parameters)
 	if err != nil {
 		return err
@@ -148,6 +152,9 @@ func (g *generation) complete(response, item object, end *outcome) {
 	}
 	if end.reason == "length" {
 		response["status"], response["incomplete_details"] = "incomplete", object{"reason": "max_output_tokens"}
+		if g.engine.Dialect.alwaysCompleted {
+			response["status"], response["incomplete_details"] = "completed", nil
+		}
 		if g.engine.Dialect.incompleteItems {
 			item["status"] = "incomplete"
 		}

@@ -114,6 +114,8 @@ func serveModel(ctx context.Context, listener net.Listener, o Options, load func
 		if !errors.Is(end, group.ErrLeaving) {
 			return end
 		}
+	case <-engine.Crashed:
+		return errors.New("device-side assert triggered: a token id is outside of the vocabulary")
 	case <-ctx.Done():
 	}
 	log.Info("Draining")

@@ -88,6 +88,10 @@ func (e *endpointPicker) pick(ctx context.Context, in *picker.Request, record *t
 		lease.Release()
 		return nil, errBodyUnseen
 	}
+	if err := e.stages.reader.checkTokens(lease.Backend, body); err != nil {
+		lease.Release()
+		return nil, fmt.Errorf("%w: %w", picker.ErrInvalid, err)
+	}
 	p := &pickedRank{stages: e.stages, request: r, lease: lease, recorder: e.recorder, arrived: in.Arrived}
 	// The router does not request experts that it cannot remove from the response.
 	if p.changes = !in.BodyFixed && !in.ResponseFixed; p.changes {

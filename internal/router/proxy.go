@@ -228,7 +228,7 @@ func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Lo
 		fail(http.StatusNotFound, wire.NotFound, fmt.Sprintf("%s %s is %v", r.Method, r.URL.Path, err))
 	case errors.Is(err, errLacksRoute):
 		fail(http.StatusNotFound, wire.NotFound, lacksRoute(r.URL.Path))
-	case errors.Is(err, errRankChosen), errors.Is(err, errPriority):
+	case errors.Is(err, errRankChosen), errors.Is(err, errTokenOutside), errors.Is(err, errPriority):
 		fail(http.StatusBadRequest, wire.InvalidRequest, err.Error())
 	case errors.Is(err, errCompressed):
 		fail(http.StatusUnsupportedMediaType, wire.InvalidRequest, err.Error())

@@ -5,6 +5,7 @@ package router
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -47,7 +48,9 @@ const HeaderRequestID = "X-Request-Id"
 
 var (
 	errRankChosen = errors.New("the request body is invalid: it must be JSON, and must not choose a data-parallel rank")
-	errCompressed = errors.New("the request body is invalid: it must not be compressed")
+	// errTokenOutside is returned for a prompt that would end the engine.
+	errTokenOutside = errors.New("the prompt is invalid")
+	errCompressed   = errors.New("the request body is invalid: it must not be compressed")
 )
 
 // checkRank rejects bodies that could choose a rank in a form that wire.Body.DropRank does not recognize. An engine may
@@ -58,6 +61,18 @@ func checkRank(header http.Header, body wire.Body) error {
 		return errCompressed
 	case !body.IsJSON() && wire.MayChooseRank(body.Bytes()):
 		return errRankChosen
+	}
+	return nil
+}
+
+// checkTokens rejects a prompt with a token id that the vocabulary lacks, if it would end the engine of a backend with a
+// known vocabulary. Sent to another pod, it would end that one, too.
+func (s *requestReader) checkTokens(b discovery.Backend, body wire.Body) error {
+	if b.Shape == nil || b.Shape.Vocabulary == 0 || !b.Adapter(s.engine).DiesOfTokens {
+		return nil
+	}
+	if id, found := body.TokenOutside(b.Shape.Vocabulary); found {
+		return fmt.Errorf("%w: token id %s is not in the vocabulary of the model; 0 to %d is allowed", errTokenOutside, id, b.Shape.Vocabulary-1)
 	}
 	return nil
 }

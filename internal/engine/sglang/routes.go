@@ -18,17 +18,18 @@ func routes() []engine.Route {
 	return slices.Concat(
 		engine.NewRoutes(engine.ByHeader, minimum, open, server, engine.Run, "/v1/completions", "/v1/chat/completions"),
 		engine.NewRoutes(engine.ByHeader, minimum, open, "srt/entrypoints/anthropic/serving.py; reads the rank header as chat completions do", engine.Run, "/v1/messages"),
-		engine.NewRoutes(engine.ByHeader, minimum, open, "srt/entrypoints/http_server.py; chat completions", engine.Read, "/invocations"),
+		engine.NewRoutes(engine.ByHeader, minimum, open, "srt/entrypoints/http_server.py; chat completions", engine.Run, "/invocations"),
 		engine.NewRoutes(engine.ByMember, minimum, open, "srt/entrypoints/http_server.py; ignores the rank header: sgl-project/sglang#38729", engine.Run, "/generate"),
 		engine.NewRoutes(engine.ByLoad, minimum, at(19), "srt/entrypoints/openai/serving_responses.py: ignores the rank", engine.Run, "/v1/responses"),
 		engine.NewRoutes(engine.ByHeader, at(20), open, "srt/entrypoints/openai/serving_responses.py", engine.Read, "/v1/responses"),
 		engine.NewRoutes(engine.ByLoad, minimum, open, server, engine.Read,
-			"/v1/embeddings", "/encode", "/classify", "/v1/classify", "/v1/score", "/v1/rerank", "/v1/audio/transcriptions", "/vertex_generate"),
-		engine.NewRoutes(engine.ByLoad, minimum, open, "srt/entrypoints/ollama/serving.py", engine.Read, "/api/chat", "/api/generate", "/api/show"),
+			"/v1/embeddings", "/encode", "/classify", "/v1/classify", "/v1/rerank", "/v1/audio/transcriptions"),
+		engine.NewRoutes(engine.ByLoad, minimum, open, server, engine.Run, "/v1/score", "/vertex_generate"),
+		engine.NewRoutes(engine.ByLoad, minimum, open, "srt/entrypoints/ollama/serving.py", engine.Run, "/api/generate", "/api/show"),
+		engine.NewRoutes(engine.ByLoad, minimum, open, "srt/entrypoints/ollama/serving.py; 0.5.17 answers 500", engine.Run, "/api/chat"),
 		engine.NewRoutes(engine.ByLoad, at(23), open, server, engine.Read, "/v1/decisions", "/v1/systemone"),
-		engine.NewRoutes(engine.ByLoad, minimum, open, server, engine.Run, "/v1/tokenize"),
-		engine.NewRoutes(engine.ByLoad, minimum, open, server, engine.Read,
-			"/tokenize", "/v1/detokenize", "/detokenize", "/v1/messages/count_tokens", "/parse_function_call", "/separate_reasoning"),
+		engine.NewRoutes(engine.ByLoad, minimum, open, server, engine.Run,
+			"/v1/tokenize", "/tokenize", "/v1/detokenize", "/detokenize", "/v1/messages/count_tokens", "/parse_function_call", "/separate_reasoning"),
 	)
 }
 

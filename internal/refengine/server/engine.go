@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -55,14 +56,17 @@ type Config struct {
 type Engine struct {
 	Config
 	Scheduler *scheduler.Scheduler
-	metrics   *metrics
-	started   time.Time
-	requests  atomic.Uint64 // for round-robin assignment
+	// Crashed is closed by a request that ends the engine.
+	Crashed  chan struct{}
+	crashed  sync.Once
+	metrics  *metrics
+	started  time.Time
+	requests atomic.Uint64 // for round-robin assignment
 }
 
 // NewEngine returns an engine. The caller must run its Scheduler.
 func NewEngine(c Config) *Engine {
-	e := &Engine{Config: c, started: time.Now()}
+	e := &Engine{Config: c, Crashed: make(chan struct{}), started: time.Now()}
 	account := newAccounting(c)
 	e.Scheduler = scheduler.New(c.Model, c.Workers, scheduler.Config{
 		MaxRunning: c.MaxRunning, MaxQueued: c.MaxQueued, PrefillTokens: c.ChunkedPrefillSize, ContextLength: c.ContextLength,
@@ -164,6 +168,10 @@ func (e *Engine) checkPrompt(prompt []int32, answer int) error {
 	}
 	for i, token := range prompt {
 		if token < 0 || int(token) >= e.Model.Vocab {
+			if e.Dialect.crashesOutside {
+				e.crashed.Do(func() { close(e.Crashed) })
+				panic(http.ErrAbortHandler)
+			}
 			return badRequest("", "token %d of the prompt is %d; allowed is 0 to %d", i, token, e.Model.Vocab-1)
 		}
 	}
@@ -211,7 +219,7 @@ func (e *Engine) setRank(j *job, route string, p parameters) error {
 	case !asked.isInteger():
 		return invalid(source, "%s is %v; it must be an integer", source, *asked)
 	case *asked < 0 || *asked >= rankNumber(ranks):
-		j.refused = badRequest("", "%s is %v; allowed is 0 to %d", source, *asked, ranks-1)
+		j.refused = badRequest("", "%s is %.0f; allowed is 0 to %d", source, float64(*asked), ranks-1)
 		switch {
 		case slices.Contains(e.Dialect.failsOnRank, route):
 			return errors.New("internal server error")

@@ -119,8 +119,8 @@ func (e *Engine) generateJob(r *http.Request, req generateRequest) (job, error) 
 		}
 	}
 	prompt := promptInput{text: req.Text}
-	if req.InputIDs != nil {
-		prompt.ids = *req.InputIDs
+	if req.InputIDs != nil { // SGLang prefers the ids
+		prompt = promptInput{ids: *req.InputIDs}
 	}
 	j, err := e.prepare(r, e.tokens(prompt), parameters{
 		samplingParameters: params.samplingParameters, routingParameters: req.routingParameters,

@@ -5,6 +5,7 @@ package controllers
 
 import (
 	"cmp"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/http"
@@ -107,11 +108,19 @@ func NewManager(config *rest.Config, options Options, base ctrl.Options) (ctrl.M
 	if options.Store != nil && options.Store.Reader == nil {
 		options.Store.Reader = manager.GetAPIReader()
 	}
-	options.HTTP = cmp.Or(options.HTTP, &http.Client{CheckRedirect: managerauth.RefuseRedirect})
+	options.HTTP = cmp.Or(options.HTTP, podClient())
 	if err := errors.Join(register(buildinfo.Metric()), register(refusals)); err != nil {
 		return nil, fmt.Errorf("register the metrics of the build and of watches: %w", err)
 	}
 	return manager, addControllers(manager, options)
+}
+
+// podClient returns the client for requests to pods of engines and Jobs. It verifies no certificate, as the probes of the
+// kubelet: the manager has no right to read the Secret with the authorities of engines.
+func podClient() *http.Client {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
+	return &http.Client{Transport: transport, CheckRedirect: managerauth.RefuseRedirect}
 }
 
 // registering keeps two managers of one process, as tests have them, from registering metrics of one name at the same time.

@@ -39,6 +39,9 @@ const (
 	AnnotationExpertParallelSize = "semmoe.io/expert-parallel-size"
 	// AnnotationPort is the serving port of an engine pod.
 	AnnotationPort = "semmoe.io/port"
+	// AnnotationScheme is the URL scheme of an engine pod, http or https. Absent means http.
+	AnnotationScheme = "semmoe.io/scheme"
+	SchemeHTTPS      = "https"
 	// AnnotationRankPorts contains the serving ports of the ranks of an engine pod, in the order of the ranks,
 	// separated by commas. It is absent where all ranks share the port in AnnotationPort.
 	AnnotationRankPorts = "semmoe.io/rank-ports"
@@ -136,6 +139,10 @@ const (
 	// AnnotationEngineOptions.
 	EngineOptionsVolume = "semmoe-engine-options"
 	EngineOptionsPath   = "/etc/semmoe/engine/options.yaml"
+	// EngineTLSVolume is the name of the volume with the certificate of an engine, its key and its authorities, and
+	// EngineTLSMountPath is its mount path.
+	EngineTLSVolume    = "semmoe-engine-tls"
+	EngineTLSMountPath = "/etc/semmoe/engine-tls"
 	// PlanMountPath is the mount path of a plan's ConfigMap in the pods that serve the plan.
 	PlanMountPath = "/etc/semmoe/plan"
 	// TablesVolume is the name of the volume with a complete plan, for an engine that shuffles tokens. TablesMountPath

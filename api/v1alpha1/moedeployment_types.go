@@ -69,6 +69,7 @@ type MoEDeploymentList struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.placement.redundantExperts) || self.placement.redundantExperts == 0 || self.engine.type != 'VLLM'",message="redundantExperts needs an engine that reads an expert map (VLLM does not): a permuted checkpoint contains each expert once",fieldPath=".placement.redundantExperts"
 // +kubebuilder:validation:XValidation:rule="!has(self.placement.redundantExperts) || self.placement.redundantExperts != 'Auto' || self.parallelism.attention == 'DataParallel' || (has(self.placement.tokenShuffle) && self.placement.tokenShuffle == 'Enabled')",message="redundantExperts Auto needs parallelism.attention DataParallel, or tokenShuffle Enabled: without them copies are not chosen by modelled time; set a number",fieldPath=".placement.redundantExperts"
 // +kubebuilder:validation:XValidation:rule="!has(self.engine.overlap) || !has(self.engine.overlap.mode) || self.engine.overlap.mode != 'Auto' || has(self.profiling) || has(self.placement.planRef)",message="mode Auto needs a plan, whose models choose the settings: set spec.profiling or spec.placement.planRef",fieldPath=".engine.overlap.mode"
+// +kubebuilder:validation:XValidation:rule="!has(self.engine.tls) || self.routing.mode == 'Router'",message="tls needs routing.mode Router: in the other modes clients or a Gateway connect to the engines, and do not know the authority of the certificate",fieldPath=".engine.tls"
 type MoEDeploymentSpec struct {
 	// model is the checkpoint to serve.
 	// +required
@@ -294,6 +295,8 @@ const (
 )
 
 // EngineSpec configures the inference engine of a replica.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.tls) || self.type != 'TensorRTLLM'",message="tls needs an engine that serves TLS by flags (TensorRTLLM does not): use another engine, or remove the field",fieldPath=".tls"
 type EngineSpec struct {
 	// type is the engine whose flags and routes the operator uses: SGLang, VLLM, VLLMAscend or TensorRTLLM. Default
 	// SGLang.
@@ -349,6 +352,24 @@ type EngineSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	Port int32 `json:"port,omitempty"`
+
+	// tls makes the engine serve TLS, which request routers verify. Default: plain text. It requires routing.mode
+	// Router, and SGLang, VLLM or VLLMAscend.
+	// +optional
+	TLS *EngineTLS `json:"tls,omitempty"`
+}
+
+// EngineTLS configures TLS between request routers and engines.
+type EngineTLS struct {
+	// secretName is the name of a Secret with the keys tls.crt, tls.key and ca.crt, in the namespace of the
+	// MoEDeployment: the certificate that engines present, and the authorities with which request routers verify it. The
+	// certificate needs the DNS name NAME-pods.NAMESPACE.svc of the MoEDeployment. The Secret is mounted into the pods;
+	// the operator does not read it. Engines use a renewed certificate after a restart.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$`
+	SecretName string `json:"secretName"`
 }
 
 // OverlapMode is how the overlap settings are chosen.
@@ -420,9 +441,11 @@ type OverlapSpec struct {
 // Chosen reports whether the operator chooses the settings. It is false for nil.
 func (o *OverlapSpec) Chosen() bool { return o != nil && o.Mode == OverlapAuto }
 
-// ForProfile returns the engine of a profile, which has no plan whose models could choose settings.
+// ForProfile returns the engine of a profile, which has no plan whose models could choose settings. The recorder
+// connects to an engine in its own pod without TLS.
 func (e *EngineSpec) ForProfile() EngineSpec {
 	profiled := *e
+	profiled.TLS = nil
 	if profiled.Overlap.Chosen() {
 		profiled.Overlap = nil
 	}

@@ -44,6 +44,8 @@ func newRootCommand() *cobra.Command {
 	flags.StringVar(&o.ServedModelName, "served-model-name", o.ServedModelName, "model name in the API (default: the model path)")
 	flags.StringVar(&o.Host, "host", o.Host, "address to listen on")
 	flags.IntVar(&o.Port, "port", o.Port, "port to listen on")
+	flags.StringVar(&o.CertFile, "ssl-certfile", o.CertFile, "PEM file with the certificate for TLS (default: plain text)")
+	flags.StringVar(&o.KeyFile, "ssl-keyfile", o.KeyFile, "PEM file with the private key of --ssl-certfile")
 	flags.IntVar(&o.TPSize, "tp-size", o.TPSize, "number of devices; must equal --ep-size")
 	flags.IntVar(&o.DPSize, "dp-size", o.DPSize, "number of data-parallel attention ranks; with --enable-dp-attention it must equal --ep-size")
 	flags.IntVar(&o.EPSize, "ep-size", o.EPSize, "number of expert-parallel ranks, a divisor of the experts and of the redundant experts of a layer")

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -22,6 +23,7 @@ import (
 	"github.com/semmoe/operator/internal/files/atomicfile"
 	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/probe"
+	"github.com/semmoe/operator/internal/router/tlsfiles"
 )
 
 const (
@@ -34,6 +36,7 @@ const (
 // probeFlags are the flags of semmoe probe.
 type probeFlags struct {
 	engine, address, model, answers, listen, messageFile, modelDigest string
+	tlsCAFile, tlsServerName                                          string
 	ranks                                                             int
 	record, check                                                     bool
 }
@@ -65,6 +68,8 @@ func newProbeCommand() *cobra.Command {
 	f := command.Flags()
 	f.StringVar(&flags.engine, "engine", "SGLang", "type of the engine")
 	f.StringVar(&flags.address, "address", "", "base URL of the engine (required)")
+	f.StringVar(&flags.tlsCAFile, "tls-ca-file", "", "PEM file with the certificate authorities of the engine (default: those of the system)")
+	f.StringVar(&flags.tlsServerName, "tls-server-name", "", "name in the certificate of the engine (default: the host of --address)")
 	f.StringVar(&flags.model, "model-name", "", "name by which the engine serves the model (required)")
 	f.IntVar(&flags.ranks, "ranks", 1, "number of ranks that requests can be pinned to; 1 without rank selection")
 	f.StringVar(&flags.answers, "answers", "", "file with the outputs recorded without a plan (required)")
@@ -84,6 +89,13 @@ func runProbe(ctx context.Context, flags probeFlags) error {
 		return cli.WithCode(err, cli.ExitInvalidFile)
 	}
 	client := &probe.Client{Address: flags.baseURL(), Model: flags.model}
+	if flags.tlsCAFile != "" || flags.tlsServerName != "" {
+		files, err := tlsfiles.New("", "", flags.tlsCAFile)
+		if err != nil {
+			return fmt.Errorf("--tls-ca-file: %w", err) // a Secret that is corrected needs only another attempt
+		}
+		client.HTTP = probe.NewTLSClient(func() (*tls.Config, error) { return files.Client(flags.tlsServerName) })
+	}
 	if flags.record {
 		return recordAnswers(ctx, client, flags)
 	}

@@ -6,9 +6,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,12 +20,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/semmoe/operator/cmd/internal/cli"
 	"github.com/semmoe/operator/cmd/internal/clitest"
 	"github.com/semmoe/operator/internal/model/checkpoint"
 	"github.com/semmoe/operator/internal/probe"
 	"github.com/semmoe/operator/internal/refengine"
+	"github.com/semmoe/operator/internal/router/tlsfiles/tlstest"
 	"github.com/semmoe/operator/test/poll"
 	"github.com/semmoe/operator/test/ports"
 )
@@ -147,6 +153,31 @@ func TestProbe(t *testing.T) {
 	t.Run("checked once", func(t *testing.T) {
 		if err := executeProbe(t, "--check", "--address", startTiny(t, "", ""), "--model-name", "tiny", "--ranks", "4", "--answers", answers); err != nil {
 			t.Error(err)
+		}
+	})
+	t.Run("TLS", func(t *testing.T) {
+		target, err := url.Parse(startTiny(t, "", ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		authority := tlstest.NewAuthority(t)
+		certFile, keyFile := authority.Files(t.TempDir(), "m-pods.ns.svc", time.Now().Add(time.Hour))
+		certificate, err := tls.LoadX509KeyPair(certFile, keyFile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		engine := httptest.NewUnstartedServer(httputil.NewSingleHostReverseProxy(target))
+		engine.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
+		engine.StartTLS()
+		defer engine.Close()
+		for _, tc := range []struct {
+			authority, name string
+			proven          bool
+		}{{authority.File, "m-pods.ns.svc", true}, {authority.File, "other-pods.ns.svc", false}, {tlstest.NewAuthority(t).File, "m-pods.ns.svc", false}, {"/nonexistent", "m-pods.ns.svc", false}} {
+			err := executeProbe(t, "--check", "--address", engine.URL, "--model-name", "tiny", "--ranks", "4", "--answers", answers, "--tls-ca-file", tc.authority, "--tls-server-name", tc.name)
+			if (err == nil) != tc.proven || cli.ExitCode(err) == cli.ExitInvalidFile { // outputs of an engine that cannot be verified are not different ones
+				t.Errorf("authority %s, name %s: %v", tc.authority, tc.name, err)
+			}
 		}
 	})
 	t.Run("map ignored at dispatch", func(t *testing.T) {

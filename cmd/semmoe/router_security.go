@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/files/regularfile"
 	"github.com/semmoe/operator/internal/router"
 	"github.com/semmoe/operator/internal/router/clientauth"
@@ -29,7 +30,7 @@ func (s *securityFlags) add(command *cobra.Command) {
 	flags.StringVar(&s.keysDir, "api-keys-dir", "", "directory with one file for each client, such as a mounted Secret: its name is the name of the client, its content the API key; re-read after each change (default: every client is served)")
 	flags.IntVar(&s.requestsPerMinute, "client-requests-per-minute", 0, "maximum rate of requests of one API key at this router; requests above it get status 429; 0 means no limit")
 	flags.IntVar(&s.pending, "client-pending-limit", 0, "maximum number of concurrent requests of one API key at this router; requests above it get status 429; 0 means no limit")
-	flags.BoolVar(&s.engineTLS, "engine-tls", false, "TLS to the engine pods; with --backends, the scheme https selects TLS")
+	flags.BoolVar(&s.engineTLS, "engine-tls", false, "TLS to all engine pods; without it, the annotation "+semmoev1.AnnotationScheme+" of a pod, or with --backends the scheme https, selects TLS")
 	flags.StringVar(&s.engineCAFile, "engine-tls-ca-file", "", "PEM file with the certificate authorities of the engines, re-read for each connection (default: those of the system)")
 	flags.StringVar(&s.engineCertFile, "engine-tls-cert-file", "", "PEM file with the certificate that engines request from the router, re-read for each connection")
 	flags.StringVar(&s.engineClientKeyFile, "engine-tls-key-file", "", "PEM file with the private key of --engine-tls-cert-file")
@@ -67,9 +68,6 @@ func (s *securityFlags) complete(o *router.Options, gateway *gatewayFlags) (err 
 		return fmt.Errorf("--engine-tls-cert-file is %q and --engine-tls-key-file %q: want both, or neither", s.engineCertFile, s.engineClientKeyFile)
 	}
 	if s.engineCertFile != "" || s.engineCAFile != "" || s.engineServerName != "" {
-		if !s.engineTLS && o.Source == nil {
-			return errors.New("--engine-tls-ca-file, --engine-tls-cert-file and --engine-tls-server-name require --engine-tls")
-		}
 		if o.Engines.TLS, err = tlsfiles.New(s.engineCertFile, s.engineClientKeyFile, s.engineCAFile); err != nil {
 			return err
 		}

@@ -9,11 +9,25 @@ var (
 	keyVariable = "VLLM_API_KEY"
 )
 
-// checkAccess warns if the engine would refuse the operator's requests: readiness probes, profiles and output probes use
-// plain HTTP without a key.
+// TLSFlags returns the flags of SGLang and vLLM with which an engine serves TLS. --enable-ssl-refresh is not among them:
+// it watches files, and misses every renewal after the first one, because Kubernetes replaces the files of a mounted
+// Secret by new ones (measured with watchfiles 1.3.0, the library of both engines).
+func TLSFlags(launch Launch) []Flag {
+	if launch.CertFile == "" {
+		return nil
+	}
+	const source = "spec.engine.tls"
+	return []Flag{
+		{Names: tlsFlags[:1], Value: launch.CertFile, Source: source},
+		{Names: tlsFlags[1:], Value: launch.KeyFile, Source: source},
+	}
+}
+
+// checkAccess warns if the engine would refuse the operator's requests: readiness probes, profiles and output probes have
+// no key, and use TLS only with spec.engine.tls, with which Args refuses the flags.
 func checkAccess(s Situation, verdict *Support) {
-	if _, given := FlagValue(s.UserArgs, tlsFlags...); given {
-		verdict.Warn("EngineServesTLS", "spec.engine.args sets %s: readiness probes, routers and profiles reach an engine in plain text only, so its pods never become ready. Remove the flag; spec.routing.tls serves clients by TLS", tlsFlags[0])
+	if _, given := FlagValue(s.UserArgs, tlsFlags...); given && s.Launch.CertFile == "" {
+		verdict.Warn("EngineServesTLS", "spec.engine.args sets %s: readiness probes and routers use plain text without spec.engine.tls, so the pods never become ready. Remove the flag, and set spec.engine.tls instead", tlsFlags[0])
 	}
 	what, given := "spec.engine.args sets "+keyFlag, false
 	if s.Sets(keyVariable) {

@@ -192,6 +192,9 @@ type Launch struct {
 	// Host and Port are the listen address of the engine.
 	Host string
 	Port int32
+	// CertFile and KeyFile are the PEM files with the certificate and the private key of the engine. They are empty for
+	// an engine that serves plain text.
+	CertFile, KeyFile string
 	// Ranks is the expert-parallel size, which is the number of devices of the replica.
 	Ranks int32
 	// RoutedExperts requests an engine that can return the experts that a request's tokens activated.

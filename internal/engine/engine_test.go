@@ -63,6 +63,34 @@ func TestSGLangArgs(t *testing.T) {
 	}
 }
 
+// TestTLSFlags checks the flags for TLS, and that a user's flags contradict them.
+func TestTLSFlags(t *testing.T) {
+	launch := engine.Launch{ModelPath: "/models/m", ServedModelName: "m", Host: "h", Port: 1, Ranks: 4, AttentionDP: true}
+	secured := launch
+	secured.CertFile, secured.KeyFile = "/tls/tls.crt", "/tls/tls.key"
+	const flags = "--ssl-certfile /tls/tls.crt --ssl-keyfile /tls/tls.key"
+	for _, engineType := range []string{"SGLang", "VLLM", "VLLMAscend"} {
+		adapter, err := registry.For(engineType)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tc := range []struct {
+			launch  engine.Launch
+			user    string
+			serves  bool
+			wantErr bool
+		}{{launch, "", false, false}, {launch, "--ssl-certfile=/own", false, false}, {secured, "", true, false}, {secured, "--ssl-certfile=/own", false, true}, {secured, "--ssl_keyfile /own", false, true}} {
+			args, err := adapter.Args(tc.launch, strings.Fields(tc.user))
+			if (err != nil) != tc.wantErr || tc.wantErr && !strings.Contains(err.Error(), "contradicts spec.engine.tls") {
+				t.Errorf("%s with %q: error %v", engineType, tc.user, err)
+			}
+			if got := strings.Contains(strings.Join(args, " "), flags); got != tc.serves {
+				t.Errorf("%s with %q: arguments %v, want TLS %t", engineType, tc.user, args, tc.serves)
+			}
+		}
+	}
+}
+
 // TestPlacementFlags checks the flags that are set and refused when the location of the experts must be known.
 func TestPlacementFlags(t *testing.T) {
 	launch := engine.Launch{ModelPath: "/models/m", ServedModelName: "m", Host: "h", Port: 1, Ranks: 4, AttentionDP: true, OptionsFile: "/etc/o.yaml"}

@@ -110,12 +110,16 @@ func TestSupport(t *testing.T) {
 		"SGLang, drafts, weights":                     {engine: "SGLang", realization: byWeights, change: args("--moe-a2a-backend deepep --speculative-algorithm EAGLE")},
 		"SGLang, recorder, newer":                     {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend deepep --expert-balancedness-report-mode prometheus"), warnings: "RecorderNeedsDeepEPMode"},
 		"SGLang, recorder, newer, off":                {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend deepep --expert-balancedness-report-mode off")},
-		"SGLang, TLS":                                 {engine: "SGLang", realization: byWeights, change: args("--moe-a2a-backend deepep --ssl-keyfile=/tls/tls.key --ssl-certfile=/tls/tls.crt"), warnings: "EngineServesTLS"},
-		"SGLang, key":                                 {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend deepep --api-key $(KEY)"), warnings: "EngineRequiresKey"},
-		"SGLang, groups, map":                         {engine: "SGLang", realization: byMap, change: groups(false)},
-		"SGLang, groups, weights":                     {engine: "SGLang", realization: byWeights, change: groups(false), refusals: "GroupLimitedGate"},
-		"SGLang, whole groups, weights":               {engine: "SGLang", realization: byWeights, change: groups(true)},
-		"unknown":                                     {engine: "SGLang", realization: "Magic", refusals: "UnknownRealization"},
+		"SGLang, operator's TLS": {engine: "SGLang", realization: byWeights, change: func(s *engine.Situation) {
+			args("--moe-a2a-backend deepep --ssl-certfile=/tls/tls.crt")(s)
+			s.Launch.CertFile, s.Launch.KeyFile = "/tls/tls.crt", "/tls/tls.key"
+		}, refusals: "ContradictingFlags"},
+		"SGLang, TLS":                   {engine: "SGLang", realization: byWeights, change: args("--moe-a2a-backend deepep --ssl-keyfile=/tls/tls.key --ssl-certfile=/tls/tls.crt"), warnings: "EngineServesTLS"},
+		"SGLang, key":                   {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend deepep --api-key $(KEY)"), warnings: "EngineRequiresKey"},
+		"SGLang, groups, map":           {engine: "SGLang", realization: byMap, change: groups(false)},
+		"SGLang, groups, weights":       {engine: "SGLang", realization: byWeights, change: groups(false), refusals: "GroupLimitedGate"},
+		"SGLang, whole groups, weights": {engine: "SGLang", realization: byWeights, change: groups(true)},
+		"unknown":                       {engine: "SGLang", realization: "Magic", refusals: "UnknownRealization"},
 
 		"vLLM, map":              {engine: "VLLM", realization: byMap, refusals: "ExpertMapUnsupported"},
 		"vLLM, TLS":              {engine: "VLLM", realization: byWeights, change: args("--all2all-backend deepep_low_latency --ssl_certfile /tls/tls.crt"), warnings: "EngineServesTLS"},

@@ -6,11 +6,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -48,9 +50,23 @@ type Client struct {
 
 // transport contacts engines directly. It ignores a proxy in the environment, which does not apply between pods, and
 // does not follow redirects, which lead to another server.
-var transport = &http.Client{
-	Transport:     &http.Transport{MaxIdleConns: 64, IdleConnTimeout: time.Minute},
-	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+var transport = newHTTPClient(&http.Transport{})
+
+func newHTTPClient(transport *http.Transport) *http.Client {
+	transport.MaxIdleConns, transport.IdleConnTimeout = 64, time.Minute
+	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// NewTLSClient returns the client for engines with TLS. config returns the configuration of a connection, whose server
+// name is that of the address if it is empty.
+func NewTLSClient(config func() (*tls.Config, error)) *http.Client {
+	return newHTTPClient(&http.Transport{DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := config()
+		if err != nil {
+			return nil, err
+		}
+		return (&tls.Dialer{Config: c}).DialContext(ctx, network, address)
+	}})
 }
 
 // completionRequest contains the fields of OpenAI's completions API that every engine supports.

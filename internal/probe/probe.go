@@ -5,6 +5,7 @@ package probe
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -67,7 +68,7 @@ func (p *Probe) Run(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx)
 	for {
 		log.Info("Waiting for the engine", "url", p.healthURL)
-		if err := p.waitHealthy(ctx); err != nil {
+		if err := p.waitHealthy(ctx, log); err != nil {
 			return err
 		}
 		if err := p.check(ctx, log); err != nil {
@@ -84,14 +85,23 @@ func (p *Probe) Run(ctx context.Context) error {
 	}
 }
 
-// waitHealthy returns nil when the engine serves, or the context's error.
-func (p *Probe) waitHealthy(ctx context.Context) error {
-	for p.health(ctx) != nil {
+// waitHealthy returns nil when the engine serves, or the context's error. It logs once that the certificate of the engine
+// cannot be verified: waiting does not change this.
+func (p *Probe) waitHealthy(ctx context.Context, log logr.Logger) error {
+	for reported := false; ; {
+		err := p.health(ctx)
+		if err == nil {
+			return ctx.Err()
+		}
+		var unverified *tls.CertificateVerificationError
+		if !reported && errors.As(err, &unverified) {
+			log.Info("Failed to verify the certificate of the engine, retrying", "reason", err.Error())
+			reported = true
+		}
 		if err := pause(ctx, p.poll); err != nil {
 			return err
 		}
 	}
-	return ctx.Err()
 }
 
 // waitDown waits until the engine is down and returns the reason, or the context's error.
@@ -128,7 +138,7 @@ func (p *Probe) check(ctx context.Context, log logr.Logger) error {
 		if err := pause(ctx, wait); err != nil {
 			return err
 		}
-		if err := p.waitHealthy(ctx); err != nil {
+		if err := p.waitHealthy(ctx, log); err != nil {
 			return err
 		}
 	}

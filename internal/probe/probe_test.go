@@ -5,10 +5,13 @@ package probe
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -20,6 +23,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 
 	"github.com/semmoe/operator/internal/probe/prompts"
 	"github.com/semmoe/operator/internal/refengine"
@@ -195,6 +201,46 @@ func TestProbeDetectsRestart(t *testing.T) {
 	var difference *DifferenceError
 	if err := <-ended; !errors.As(err, &difference) {
 		t.Errorf("the probe returned %v", err)
+	}
+}
+
+// TestProbeNamesUnverifiedCertificate checks that the reason is logged once while an engine cannot be verified.
+func TestProbeNamesUnverifiedCertificate(t *testing.T) {
+	server := httptest.NewUnstartedServer(&scripted{answers: answers()})
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.StartTLS()
+	defer server.Close()
+	var lines atomic.Int64
+	logger := funcr.New(func(_, line string) {
+		if strings.Contains(line, "unknown authority") {
+			lines.Add(1)
+		}
+	}, funcr.Options{})
+	attempts := make(chan struct{}, 4)
+	client := NewTLSClient(func() (*tls.Config, error) {
+		attempts <- struct{}{}
+		return &tls.Config{RootCAs: x509.NewCertPool()}, nil
+	})
+	probe := NewProbe(&Client{Address: server.URL, Model: "tiny", HTTP: client}, "/health", answers(), 1, rankHeader)
+	probe.poll = time.Millisecond
+	ctx, stop := context.WithCancel(logr.NewContext(t.Context(), logger))
+	ended := make(chan error, 1)
+	go func() { ended <- probe.Run(ctx) }()
+	for range 3 {
+		<-attempts
+	}
+	stop()
+	for running := true; running; {
+		select {
+		case <-attempts:
+		case err := <-ended:
+			if running = false; !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		}
+	}
+	if lines.Load() != 1 {
+		t.Errorf("%d lines, want 1", lines.Load())
 	}
 }
 

@@ -6,10 +6,16 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/semmoe/operator/internal/router/tlsfiles"
+	"github.com/semmoe/operator/internal/router/tlsfiles/tlstest"
 )
 
 // Greedy completions equal the reference's, in concurrent requests, streamed and not, for text and for token IDs.
@@ -359,5 +365,48 @@ func TestPromptLogprobs(t *testing.T) {
 			}
 		}
 		output = generated{}
+	}
+}
+
+// TestTLS serves by TLS with a certificate and its key.
+func TestTLS(t *testing.T) {
+	authority := tlstest.NewAuthority(t)
+	o := DefaultOptions()
+	o.ModelPath, o.Threads = tinyModel, 2
+	o.CertFile, o.KeyFile = authority.Files(t.TempDir(), "127.0.0.1", time.Now().Add(time.Hour))
+	files, err := tlsfiles.New("", "", authority.File)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := files.Client("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- serve(ctx, listener, o) }()
+	transport := &http.Transport{TLSClientConfig: config}
+	defer transport.CloseIdleConnections()
+	if response, err := (&http.Client{Transport: transport}).Get("https://" + listener.Addr().String() + "/health"); err != nil {
+		t.Error(err)
+	} else {
+		response.Body.Close()
+	}
+	if response, err := http.Get("http://" + listener.Addr().String() + "/health"); err == nil {
+		if response.Body.Close(); response.StatusCode == http.StatusOK {
+			t.Error("a client without TLS is served")
+		}
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	o.KeyFile = ""
+	if err := o.Validate(); err == nil {
+		t.Error("a certificate without a key is accepted")
 	}
 }

@@ -4,6 +4,7 @@ package refengine
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -59,8 +60,16 @@ func serveModel(ctx context.Context, listener net.Listener, o Options, load func
 	if err != nil {
 		return checkpoint.Invalidf("--dialect %v", err)
 	}
+	var secured *tls.Config
+	if o.CertFile != "" && o.NodeRank == 0 {
+		certificate, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile)
+		if err != nil {
+			return checkpoint.Invalidf("--ssl-certfile and --ssl-keyfile: %v", err)
+		}
+		secured = &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
+	}
 	front := server.New(dialect, o.APIKeys)
-	web := httpserver.New(httpserver.Options{Handler: front, Log: log, MaxHeaderBytes: maxHeaderBytes, MaxConnections: maxConnections})
+	web := httpserver.New(httpserver.Options{Handler: front, Log: log, MaxHeaderBytes: maxHeaderBytes, MaxConnections: maxConnections, TLS: secured})
 	webDone := make(chan error, 1)
 	go func() { webDone <- web.Serve(listener) }()
 	defer web.Close()

@@ -42,6 +42,9 @@ type Options struct {
 	LayoutAs string
 	Host     string
 	Port     int
+	// CertFile and KeyFile are the PEM files for TLS; empty for plain text. As in SGLang, nodes other than 0 serve plain
+	// text in any case.
+	CertFile, KeyFile string
 	// TPSize is the number of devices, DPSize the number of data-parallel attention ranks, and EPSize the number of
 	// expert-parallel ranks.
 	TPSize, DPSize, EPSize int
@@ -159,6 +162,9 @@ func (o Options) Validate() error {
 	}
 	if len(o.APIKeys) > 0 && !dialect.HasKeys() {
 		return checkpoint.Invalidf("--api-key is not supported by --dialect %s: this engine has no API keys", o.Dialect)
+	}
+	if (o.CertFile == "") != (o.KeyFile == "") {
+		return checkpoint.Invalidf("--ssl-certfile is %q and --ssl-keyfile %q: give both, or neither", o.CertFile, o.KeyFile)
 	}
 	if slices.Contains(o.APIKeys, "") {
 		return checkpoint.Invalidf("--api-key is empty: give a text, or leave the flag out")

@@ -25,7 +25,7 @@ const engineHandshakeTimeout = 5 * time.Second
 // EngineConnections configures the connections to engines. The zero value is for engines without TLS and without a key,
 // and for engines with TLS whose certificates the authorities of the system verify.
 type EngineConnections struct {
-	// RequireTLS is true if all pods serve TLS. Backends of a list name the scheme instead.
+	// RequireTLS is true if all pods serve TLS. Otherwise their annotations select TLS. Backends of a list name the scheme.
 	RequireTLS bool
 	// TLS contains the authorities of the engines, and the certificate of the router; nil selects the authorities of the
 	// system and no certificate.

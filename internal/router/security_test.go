@@ -7,11 +7,14 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,7 +25,10 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/router/clientauth"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/tlsfiles"
@@ -294,6 +300,69 @@ func TestTLSToEngines(t *testing.T) {
 			lines := strings.Count(log.String(), "TLS handshake with an engine failed")
 			if want := map[bool]int{true: 1}[tc.logged != ""]; lines != want || !strings.Contains(log.String(), tc.logged) {
 				t.Errorf("%d messages: %s", lines, log)
+			}
+		})
+	}
+}
+
+// TestTLSByAnnotation serves from pods in plain text and with TLS at the same time, as during a roll-out. A pod whose
+// certificate cannot be verified counts as unreachable, and the log names its address.
+func TestTLSByAnnotation(t *testing.T) {
+	const serverName = "m-pods.ns.svc"
+	authority, stranger := tlstest.NewAuthority(t), tlstest.NewAuthority(t)
+	for name, tc := range map[string]struct {
+		trusted *tlstest.Authority
+		pods    string
+	}{
+		"right authority": {authority, "plain secured"},
+		"wrong authority": {stranger, "plain"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var mu sync.Mutex
+			received := map[string]bool{}
+			handler := func(pod string) http.HandlerFunc {
+				return func(w http.ResponseWriter, _ *http.Request) {
+					mu.Lock()
+					defer mu.Unlock()
+					received[pod] = true
+					io.WriteString(w, "done") //nolint:errcheck // the client notices
+				}
+			}
+			plain := newEngine(t, "plain", 0, handler("plain")).Address
+			secured := serveTLS(t, certificates(t, authority, serverName, time.Now().Add(time.Hour), ""), handler("secured")).Address
+			pod := func(name, address, scheme string) *corev1.Pod {
+				host, port, err := net.SplitHostPort(address)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return &corev1.Pod{
+					ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{semmoev1.AnnotationPort: port, semmoev1.AnnotationScheme: scheme}},
+					Status:     corev1.PodStatus{PodIP: host, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+				}
+			}
+			files, err := tlsfiles.New("", "", tc.trusted.File)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pool, log := NewPool(), &syncedLog{}
+			proxy, _ := NewProxy(pool, prometheus.NewRegistry(), logr.Discard(), ProxyOptions{
+				MaxBodyBytes: 1 << 20, EndpointWait: time.Second, Engines: EngineConnections{TLS: files, ServerName: serverName, Log: log.logger()},
+			})
+			pool.Set(discovery.Backends([]*corev1.Pod{pod("plain", plain, ""), pod("secured", secured, "https")}))
+			server := httptest.NewServer(proxy)
+			t.Cleanup(server.Close)
+			for range 16 {
+				if response, body := post(t, server.URL+"/v1/completions", "{}"); response.StatusCode != http.StatusOK {
+					t.Fatalf("%d %s", response.StatusCode, body)
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if got := strings.Join(slices.Sorted(maps.Keys(received)), " "); got != tc.pods {
+				t.Errorf("pods %s serve, want %s", got, tc.pods)
+			}
+			if logged := strings.Contains(log.String(), secured); logged != (tc.trusted == stranger) {
+				t.Errorf("log: %s", log)
 			}
 		})
 	}

@@ -6,8 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
 // TestModelSource checks which sources, volumes and paths of a model the API server accepts together, and that a stored
@@ -55,4 +57,19 @@ func TestProfileSourceRefused(t *testing.T) {
 	source := strings.NewReplacer("NAME", "source", "{hostPath: {path: /srv/m}}", "{hostPath: {path: /srv/m}}, path: /models/m, source: {huggingFace: {repo: org/m}}").Replace(minimalProfile)
 	source = strings.Replace(source, "hostPath: {path: /srv/m}", "persistentVolumeClaim: {claimName: models}", 1)
 	refusedWith(t, api.Create(t.Context(), object(t, source)), []string{"spec.model.source", "A MoEDeployment downloads checkpoints"})
+}
+
+// TestEngineTLSRefused checks that spec.engine.tls needs request routers, and that a profile has none.
+func TestEngineTLSRefused(t *testing.T) {
+	const image, secured = `{image: "engine:1"}`, `{image: "engine:1", tls: {secretName: a}}`
+	for _, mode := range []string{"EndpointPicker", "None"} {
+		text := strings.NewReplacer("NAME", "engine-tls", image, secured).Replace(minimal)
+		moed := object(t, text)
+		if err := unstructured.SetNestedField(moed.Object, mode, "spec", "routing", "mode"); err != nil {
+			t.Fatal(err)
+		}
+		refusedWith(t, api.Create(t.Context(), moed), []string{"spec.engine.tls", "needs routing.mode Router"})
+	}
+	profile := strings.NewReplacer("NAME", "engine-tls", image, secured).Replace(minimalProfile)
+	refusedWith(t, api.Create(t.Context(), object(t, profile)), []string{"spec.engine.tls", "tls is not allowed"})
 }

@@ -22,6 +22,22 @@ import (
 	"github.com/semmoe/operator/test/tier"
 )
 
+// certificate returns the content of a Secret with a certificate for a host, and its key.
+func certificate(t *testing.T, authority *tlstest.Authority, host string) map[string][]byte {
+	t.Helper()
+	certFile, keyFile := authority.Files(t.TempDir(), host, time.Now().Add(time.Hour))
+	return map[string][]byte{corev1.TLSCertKey: readFile(t, certFile), corev1.TLSPrivateKeyKey: readFile(t, keyFile)}
+}
+
+func readFile(t *testing.T, file string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Clean(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
 // TestTLSAndKeys serves a model by TLS to clients with API keys. A renewed certificate and a new key need no restart.
 func TestTLSAndKeys(t *testing.T) {
 	tier.Nightly(t)
@@ -29,20 +45,7 @@ func TestTLSAndKeys(t *testing.T) {
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
 	authority := tlstest.NewAuthority(t)
-	certificate := func() map[string][]byte {
-		t.Helper()
-		certFile, keyFile := authority.Files(t.TempDir(), "tiny.example", time.Now().Add(time.Hour))
-		data := map[string][]byte{}
-		for key, file := range map[string]string{corev1.TLSCertKey: certFile, corev1.TLSPrivateKeyKey: keyFile} {
-			text, err := os.ReadFile(filepath.Clean(file))
-			if err != nil {
-				t.Fatal(err)
-			}
-			data[key] = text
-		}
-		return data
-	}
-	serving := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "serving"}, Type: corev1.SecretTypeTLS, Data: certificate()}
+	serving := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "serving"}, Type: corev1.SecretTypeTLS, Data: certificate(t, authority, "tiny.example")}
 	keys := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "keys"}, StringData: map[string]string{"team-a": "team-a-0123456789"}}
 	create(t, serving)
 	create(t, keys)
@@ -60,12 +63,8 @@ func TestTLSAndKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(authority.File)
-	if err != nil {
-		t.Fatal(err)
-	}
 	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(text)
+	roots.AppendCertsFromPEM(readFile(t, authority.File))
 	// send returns the status, and the serial number of the router's certificate.
 	send := func(ctx context.Context, key string) (code int, serial string, err error) {
 		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "tiny.example"}}
@@ -100,7 +99,7 @@ func TestTLSAndKeys(t *testing.T) {
 		}
 	}
 
-	serving.Data, keys.StringData = certificate(), map[string]string{"team-b": "team-b-0123456789"}
+	serving.Data, keys.StringData = certificate(t, authority, "tiny.example"), map[string]string{"team-b": "team-b-0123456789"}
 	for _, secret := range []*corev1.Secret{serving, keys} {
 		if err := api.Update(t.Context(), secret); err != nil {
 			t.Fatal(err)

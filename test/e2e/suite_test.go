@@ -320,7 +320,11 @@ func (p podTransport) RoundTrip(request *http.Request) (*http.Response, error) {
 		if pod.Status.PodIP != request.URL.Hostname() {
 			continue
 		}
-		through, err := url.Parse(fmt.Sprintf("%s/api/v1/namespaces/%s/pods/%s:%s/proxy%s", restConfig.Host, pod.Namespace, pod.Name, request.URL.Port(), request.URL.Path))
+		name := pod.Name
+		if request.URL.Scheme == "https" {
+			name = "https:" + name // the proxy verifies no certificate, as the client of the manager
+		}
+		through, err := url.Parse(fmt.Sprintf("%s/api/v1/namespaces/%s/pods/%s:%s/proxy%s", restConfig.Host, pod.Namespace, name, request.URL.Port(), request.URL.Path))
 		if err != nil {
 			return nil, err
 		}

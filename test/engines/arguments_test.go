@@ -112,6 +112,9 @@ func launches(t *testing.T, adapter engine.Adapter) map[string]engine.Launch {
 	if adapter.ExpertMap != nil {
 		all["map"] = change(func(l *engine.Launch) { l.ExpertMap = expertMap(t, adapter, 0) })
 	}
+	if adapter.Type != "TensorRTLLM" {
+		all["TLS"] = change(func(l *engine.Launch) { l.CertFile, l.KeyFile = "/tls/tls.crt", "/tls/tls.key" })
+	}
 	if adapter.Nodes != nil {
 		all["first of two pods"] = change(func(l *engine.Launch) { l.Nodes, l.NodeRank, l.LeaderAddress = 2, "0", "127.0.0.1" })
 		all["second of two pods"] = change(func(l *engine.Launch) { l.Nodes, l.NodeRank, l.LeaderAddress, l.Worker = 2, "1", "127.0.0.1", true })
@@ -147,7 +150,8 @@ func TestOperatorsCommandLines(t *testing.T) {
 			case err != nil:
 				continue
 			}
-			if o.ModelPath != tinyModel || o.ServedModelName != "tiny" || o.EPSize != 4 || o.EnableDPAttention != launch.AttentionDP || o.EnableReturnRoutedExperts != launch.RoutedExperts || o.Dialect != dialect {
+			if o.ModelPath != tinyModel || o.ServedModelName != "tiny" || o.EPSize != 4 || o.EnableDPAttention != launch.AttentionDP || o.EnableReturnRoutedExperts != launch.RoutedExperts || o.Dialect != dialect ||
+				o.CertFile != launch.CertFile || o.KeyFile != launch.KeyFile {
 				t.Errorf("%s %s, %s: unexpected options %+v", adapter.Type, release, name, o)
 			}
 			if err := o.Validate(); err != nil {

@@ -128,7 +128,7 @@ func sglangOptions(a *arguments) (refengine.Options, error) {
 	o.InitExpertLocation, o.RedundantExperts = a.text("--init-expert-location", o.InitExpertLocation), a.number("--ep-num-redundant-experts", 0)
 	o.EnableReturnRoutedExperts, o.EnableMetrics = a.given("--enable-return-routed-experts"), a.given("--enable-metrics")
 	o.ContextLength, o.MaxRunning = a.number("--context-length", 0), a.number("--max-running-requests", o.MaxRunning)
-	o.APIKeys = a.texts("--api-key")
+	o.APIKeys, o.CertFile, o.KeyFile = a.texts("--api-key"), a.text("--ssl-certfile", ""), a.text("--ssl-keyfile", "")
 	return o, nil
 }
 
@@ -154,7 +154,7 @@ func vllmOptions(a *arguments) (refengine.Options, error) {
 	}
 	o.EnableReturnRoutedExperts = a.given("--enable-return-routed-experts")
 	o.ContextLength, o.MaxRunning = a.number("--max-model-len", 0), a.number("--max-num-seqs", o.MaxRunning)
-	o.APIKeys = a.texts("--api-key")
+	o.APIKeys, o.CertFile, o.KeyFile = a.texts("--api-key"), a.text("--ssl-certfile", ""), a.text("--ssl-keyfile", "")
 	return o, nil
 }
 

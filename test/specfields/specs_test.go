@@ -171,6 +171,9 @@ var shownElsewhere = map[string]string{
 	"MoEDeployment spec.routing.auth.secretName":        "controllers/moedeployment/front TestRouterTLSAndKeys",
 	"MoEDeployment spec.routing.auth.requestsPerMinute": "controllers/moedeployment/front TestRouterTLSAndKeys",
 	"MoEDeployment spec.routing.auth.pendingLimit":      "controllers/moedeployment/front TestRouterTLSAndKeys",
+	// The agent runs no engine that could serve TLS. A profile refuses it.
+	"MoEDeployment spec.engine.tls.secretName":   "controllers/moedeployment/revisions TestRenderTLS",
+	"AffinityProfile spec.engine.tls.secretName": "test/api TestEngineTLSRefused",
 	// Settings of request routers change only arguments of their pods.
 	"MoEDeployment spec.routing.queue.size":                         "controllers/moedeployment/front TestRouterResilience",
 	"MoEDeployment spec.routing.queue.timeoutSeconds":               "controllers/moedeployment/front TestRouterResilience",

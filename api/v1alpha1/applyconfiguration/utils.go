@@ -50,6 +50,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.DriftStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("EngineSpec"):
 		return &apiv1alpha1.EngineSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("EngineTLS"):
+		return &apiv1alpha1.EngineTLSApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("HardwareConfigMap"):
 		return &apiv1alpha1.HardwareConfigMapApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("HardwareReference"):

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"slices"
 	"sync"
@@ -97,8 +96,7 @@ func (r *Releases) due(pod types.UID, now time.Time) bool {
 func askRelease(ctx context.Context, web *http.Client, pod *corev1.Pod, path string) (engine.Release, error) {
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
-	url := "http://" + net.JoinHostPort(pod.Status.PodIP, pod.Annotations[semmoev1.AnnotationPort]) + path
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, revisions.EngineURL(pod)+path, nil)
 	if err != nil {
 		return engine.Release{}, err
 	}

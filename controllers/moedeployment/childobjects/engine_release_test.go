@@ -41,7 +41,7 @@ func rendered(t *testing.T, moed *semmoev1.MoEDeployment, address string) (*revi
 		t.Fatal(err)
 	}
 	pod := moedtest.Pod("m-r1-0", "r1", func(p *corev1.Pod) {
-		p.Annotations = map[string]string{semmoev1.AnnotationPort: at.Port()}
+		p.Annotations = map[string]string{semmoev1.AnnotationPort: at.Port(), semmoev1.AnnotationScheme: at.Scheme}
 		p.Status.PodIP = at.Hostname()
 		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: workload.Name, UID: workload.UID, Controller: ptr.To(true)}}
 	})
@@ -59,7 +59,9 @@ func TestRecordReleases(t *testing.T) {
 		want    string
 		release string
 		again   bool
+		secured bool
 	}{
+		"TLS":              {engine: semmoev1.EngineSGLang, path: "/server_info", status: 200, answer: `{"version":"0.5.17"}`, want: "0.5.17", release: "0.5.17", secured: true},
 		"SGLang":           {engine: semmoev1.EngineSGLang, path: "/server_info", status: 200, answer: `{"version":"0.5.17","dp_size":4}`, want: "0.5.17", release: "0.5.17"},
 		"vLLM":             {engine: semmoev1.EngineVLLM, path: "/version", status: 200, answer: `{"version":"0.32.0+cpu"}`, want: "0.32.0", release: "0.32.0"},
 		"no release":       {engine: semmoev1.EngineSGLang, path: "/server_info", status: 200, answer: `{}`, want: "unknown"},
@@ -69,13 +71,18 @@ func TestRecordReleases(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			asked := 0
-			web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			web := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if asked++; r.Method != http.MethodGet || r.URL.Path != test.path {
 					t.Errorf("asked %s %s", r.Method, r.URL.Path)
 				}
 				w.WriteHeader(test.status)
 				_, _ = w.Write([]byte(test.answer))
 			}))
+			if test.secured {
+				web.StartTLS()
+			} else {
+				web.Start()
+			}
 			defer web.Close()
 			moed := moedtest.Deployment(moedtest.EngineOf(test.engine))
 			workload, pod, c := rendered(t, moed, web.URL)

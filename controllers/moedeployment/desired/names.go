@@ -27,6 +27,11 @@ func ChildSuffixes() []string { return []string{podsSuffix, routerSuffix, tables
 // PodsServiceName returns the name of the headless Service that gives each engine pod a DNS name.
 func PodsServiceName(moed *semmoev1.MoEDeployment) string { return moed.Name + podsSuffix }
 
+// EngineServerName returns the name in the certificates of engines with TLS: the DNS name of the Service of their pods.
+func EngineServerName(moed *semmoev1.MoEDeployment) string {
+	return PodsServiceName(moed) + "." + moed.Namespace + ".svc"
+}
+
 // RouterName returns the name of the request router and of its objects.
 func RouterName(moed *semmoev1.MoEDeployment) string { return moed.Name + routerSuffix }
 

@@ -58,6 +58,27 @@ func (e Engines) port(moed *semmoev1.MoEDeployment) int32 {
 	return best
 }
 
+// withTLS returns the MoEDeployment with the Secret of engines that still serve TLS after spec.engine.tls was removed:
+// request routers verify them until they are replaced.
+func (e Engines) withTLS(moed *semmoev1.MoEDeployment) *semmoev1.MoEDeployment {
+	if moed.Spec.Engine.TLS != nil {
+		return moed
+	}
+	for _, workload := range e.Workloads {
+		if replicas := workload.Replicas(); replicas != nil && *replicas == 0 {
+			continue
+		}
+		for _, volume := range workload.Template().Spec.Volumes {
+			if volume.Name == semmoev1.EngineTLSVolume && volume.Secret != nil {
+				kept := *moed
+				kept.Spec.Engine.TLS = &semmoev1.EngineTLS{SecretName: volume.Secret.SecretName}
+				return &kept
+			}
+		}
+	}
+	return moed
+}
+
 // servingPort returns the port in a pod's annotations, or 0.
 func servingPort(annotations map[string]string) int32 {
 	port, err := strconv.ParseUint(annotations[semmoev1.AnnotationPort], 10, 16)

@@ -6,7 +6,8 @@
 // Invariants:
 //   - All objects follow from the spec, from whether a router can replace engines as the target of the Service, and
 //     from the ports that engines serve on.
-//   - No object belongs to one revision: a rollout changes none of them, except for a rollout to another port.
+//   - No object belongs to one revision: a rollout changes none of them, except for a rollout to another port, or from
+//     engines with TLS to engines without it.
 package front
 
 import (
@@ -88,7 +89,7 @@ func (f *Front) reconcileRouting(ctx context.Context, moed *semmoev1.MoEDeployme
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {
 		routerErr = f.deleteRouter(ctx, moed)
 	} else {
-		routerServes, routerErr = f.reconcileRouter(ctx, moed)
+		routerServes, routerErr = f.reconcileRouter(ctx, engines.withTLS(moed))
 	}
 	target, err := f.serviceTarget(ctx, moed, routerServes)
 	if err != nil {
@@ -178,6 +179,14 @@ func scheme(moed *semmoev1.MoEDeployment) string {
 	return "http"
 }
 
+// engineScheme returns the URL scheme of engines.
+func engineScheme(moed *semmoev1.MoEDeployment) string {
+	if moed.Spec.Engine.TLS != nil {
+		return semmoev1.SchemeHTTPS
+	}
+	return "http"
+}
+
 // podsService returns the headless Service that gives each engine pod a DNS name.
 func podsService(moed *semmoev1.MoEDeployment) *coreac.ServiceApplyConfiguration {
 	return coreac.Service(desired.PodsServiceName(moed), moed.Namespace).
@@ -186,7 +195,7 @@ func podsService(moed *semmoev1.MoEDeployment) *coreac.ServiceApplyConfiguration
 		WithSpec(coreac.ServiceSpec().
 			WithClusterIP(corev1.ClusterIPNone).
 			WithSelector(desired.Selector(moed, semmoev1.ComponentEngine)).
-			WithPorts(httpPort(moed.Spec.Engine.Port, intstr.FromString("http"))))
+			WithPorts(httpPort(moed.Spec.Engine.Port, intstr.FromString("http")).WithAppProtocol(engineScheme(moed))))
 }
 
 func httpPort(port int32, target intstr.IntOrString) *coreac.ServicePortApplyConfiguration {

@@ -9,6 +9,7 @@ import (
 	coreac "k8s.io/client-go/applyconfigurations/core/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 )
 
 // secretsMountPath is the parent of the mount paths of the Secrets of a request router.
@@ -33,6 +34,8 @@ const (
 	tlsVolume      = "tls"
 	clientCAVolume = "client-ca"
 	keysVolume     = "api-keys"
+	// engineCAVolume contains the authorities of the engines, without the private key of the engines in the same Secret.
+	engineCAVolume = "engine-ca"
 	// collectorCAVolume contains the authorities of the collector of spans.
 	collectorCAVolume = "collector-ca"
 )
@@ -48,6 +51,9 @@ func routerSecrets(moed *semmoev1.MoEDeployment) (secrets []routerSecret) {
 	}
 	if routing.Auth != nil {
 		secrets = append(secrets, routerSecret{keysVolume, routing.Auth.SecretName})
+	}
+	if tls := moed.Spec.Engine.TLS; tls != nil {
+		secrets = append(secrets, routerSecret{engineCAVolume, tls.SecretName})
 	}
 	if routing.Tracing != nil && routing.Tracing.CASecretName != "" {
 		secrets = append(secrets, routerSecret{collectorCAVolume, routing.Tracing.CASecretName})
@@ -65,6 +71,8 @@ func securityArgs(moed *semmoev1.MoEDeployment) (args []string) {
 			args = append(args, "--tls-client-ca-file="+secret.path()+"/"+corev1.ServiceAccountRootCAKey)
 		case keysVolume:
 			args = append(args, "--api-keys-dir="+secret.path())
+		case engineCAVolume:
+			args = append(args, "--engine-tls-ca-file="+secret.path()+"/"+corev1.ServiceAccountRootCAKey, "--engine-tls-server-name="+desired.EngineServerName(moed))
 		}
 	}
 	if auth := moed.Spec.Routing.Auth; auth != nil {
@@ -83,7 +91,10 @@ func securityArgs(moed *semmoev1.MoEDeployment) (args []string) {
 func mountSecrets(moed *semmoev1.MoEDeployment, pod *coreac.PodSpecApplyConfiguration) {
 	for _, secret := range routerSecrets(moed) {
 		pod.Containers[0].WithVolumeMounts(coreac.VolumeMount().WithName(secret.volume).WithMountPath(secret.path()).WithReadOnly(true))
-		pod.WithVolumes(coreac.Volume().WithName(secret.volume).WithSecret(
-			coreac.SecretVolumeSource().WithSecretName(secret.name).WithDefaultMode(secretMode)))
+		source := coreac.SecretVolumeSource().WithSecretName(secret.name).WithDefaultMode(secretMode)
+		if secret.volume == engineCAVolume {
+			source.WithItems(coreac.KeyToPath().WithKey(corev1.ServiceAccountRootCAKey).WithPath(corev1.ServiceAccountRootCAKey))
+		}
+		pod.WithVolumes(coreac.Volume().WithName(secret.volume).WithSecret(source))
 	}
 }

@@ -7,11 +7,14 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coreac "k8s.io/client-go/applyconfigurations/core/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/kube/ownership"
 )
 
@@ -77,5 +80,53 @@ func TestRouterTLSAndKeys(t *testing.T) {
 				t.Errorf("the Service selects %s, want %s (error %v)", got, tc.target, err)
 			}
 		})
+	}
+}
+
+// TestRouterVerifiesEngines checks that request routers get the authorities of engines with TLS, and only these of the
+// Secret, until no engine serves TLS.
+func TestRouterVerifiesEngines(t *testing.T) {
+	secured := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
+		m.Spec.Engine.TLS = &semmoev1.EngineTLS{SecretName: "engine-certificate"}
+	})
+	workload := func(moed *semmoev1.MoEDeployment, replicas *int32) Engines {
+		rendered, err := revisions.Render(moed, "r1", moedtest.Report(), nil, revisions.Own{Image: "semmoe:1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rendered.Object.(*appsv1.StatefulSet).Spec.Replicas = replicas
+		return Engines{Workloads: []*revisions.Workload{rendered}}
+	}
+	for name, tc := range map[string]struct {
+		moed    *semmoev1.MoEDeployment
+		engines Engines
+		secured bool
+	}{
+		"plain text":              {moedtest.Deployment(), workload(moedtest.Deployment(), new(int32(1))), false},
+		"TLS":                     {secured, Engines{}, true},
+		"to TLS":                  {secured, workload(moedtest.Deployment(), new(int32(1))), true},
+		"from TLS":                {moedtest.Deployment(), workload(secured, new(int32(1))), true},
+		"from TLS, one replica":   {moedtest.Deployment(), workload(secured, nil), true},
+		"from TLS, pods are gone": {moedtest.Deployment(), workload(secured, new(int32(0))), false},
+	} {
+		pod := routerDeployment(tc.engines.withTLS(tc.moed), "semmoe:1", "uid", "PEM").Spec.Template.Spec
+		for _, arg := range []string{"--engine-tls-ca-file=/etc/semmoe/engine-ca/ca.crt", "--engine-tls-server-name=m-pods.ns.svc"} {
+			if slices.Contains(pod.Containers[0].Args, arg) != tc.secured {
+				t.Errorf("%s: arguments %v, want %s: %t", name, pod.Containers[0].Args, arg, tc.secured)
+			}
+		}
+		at := slices.IndexFunc(pod.Volumes, func(v coreac.VolumeApplyConfiguration) bool { return *v.Name == "engine-ca" })
+		if (at >= 0) != tc.secured {
+			t.Errorf("%s: volumes %+v", name, pod.Volumes)
+		}
+		if at < 0 {
+			continue
+		}
+		if secret := pod.Volumes[at].Secret; *secret.SecretName != "engine-certificate" || len(secret.Items) != 1 || *secret.Items[0].Key != "ca.crt" {
+			t.Errorf("%s: the volume has %+v", name, secret)
+		}
+	}
+	if got := *podsService(secured).Spec.Ports[0].AppProtocol; got != "https" {
+		t.Errorf("the Service of the pods has protocol %s", got)
 	}
 }

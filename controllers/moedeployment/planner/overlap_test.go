@@ -218,6 +218,18 @@ func TestOverlapOfProfiles(t *testing.T) {
 	}
 }
 
+// TestProfileWithoutTLS checks that a change of spec.engine.tls profiles nothing again.
+func TestProfileWithoutTLS(t *testing.T) {
+	dataset := func(m *semmoev1.MoEDeployment) {
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{Target: semmoev1.ProfilingTargetDedicated, Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}}
+	}
+	secured := func(m *semmoev1.MoEDeployment) { m.Spec.Engine.TLS = &semmoev1.EngineTLS{SecretName: "certificate"} }
+	plain, made := ProfileOf(moedtest.Deployment(dataset)), ProfileOf(moedtest.Deployment(dataset, secured))
+	if made.Spec.Engine.TLS != nil || made.Name != plain.Name {
+		t.Errorf("profile %s of engine %+v, without TLS it is %s", made.Name, made.Spec.Engine, plain.Name)
+	}
+}
+
 // Manual settings equal to the chosen ones have the same revision: a change of only the mode restarts nothing.
 func TestOverlapModeRestartsNothing(t *testing.T) {
 	c := newOverlap(t, semmoev1.EngineVLLM)

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"time"
 
@@ -256,8 +255,7 @@ func (r *Reader) outputsOf(ctx context.Context, s *planner.Snapshot, pod *corev1
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	engine := &probe.Client{
-		Address: "http://" + net.JoinHostPort(pod.Status.PodIP, pod.Annotations[semmoev1.AnnotationPort]),
-		Model:   revisions.Launch(s.Moed).ServedModelName, HTTP: r.HTTP,
+		Address: revisions.EngineURL(pod), Model: revisions.Launch(s.Moed).ServedModelName, HTTP: r.HTTP,
 	}
 	recorded, err := probe.Record(ctx, engine, s.Report.ModelDigest)
 	if err != nil {

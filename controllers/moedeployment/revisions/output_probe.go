@@ -3,6 +3,7 @@
 package revisions
 
 import (
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -47,18 +48,24 @@ func addProbe(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, re
 	if launched.AttentionDP { // without attention DP requests have no rank
 		ranks = int(launched.Ranks)
 	}
+	scheme, tlsArgs := "http", []string(nil)
+	mounts := []corev1.VolumeMount{{Name: semmoev1.BaselineOutputsVolume, MountPath: semmoev1.BaselineOutputsMountPath, ReadOnly: true}}
+	if moed.Spec.Engine.TLS != nil {
+		scheme, mounts = semmoev1.SchemeHTTPS, append(mounts, tlsMount())
+		tlsArgs = []string{"--tls-ca-file=" + path.Join(semmoev1.EngineTLSMountPath, corev1.ServiceAccountRootCAKey), "--tls-server-name=" + desired.EngineServerName(moed)}
+	}
 	template.Spec.InitContainers = append(template.Spec.InitContainers, corev1.Container{
 		Name:  probeContainer,
 		Image: image,
-		Args: []string{
+		Args: append([]string{
 			"probe",
 			"--engine=" + string(moed.Spec.Engine.Type),
-			"--address=http://$(" + desired.PodIPVariable + "):" + strconv.Itoa(int(launched.Port)),
+			"--address=" + scheme + "://$(" + desired.PodIPVariable + "):" + strconv.Itoa(int(launched.Port)),
 			"--listen=$(" + desired.PodIPVariable + "):" + strconv.Itoa(probePort),
 			"--model-name=" + launched.ServedModelName,
 			"--ranks=" + strconv.Itoa(ranks),
 			"--answers=" + semmoev1.BaselineOutputsMountPath + "/" + AnswersFile,
-		},
+		}, tlsArgs...),
 		Env:                      []corev1.EnvVar{podIPEnv()},
 		RestartPolicy:            new(corev1.ContainerRestartPolicyAlways),
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
@@ -70,7 +77,7 @@ func addProbe(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, re
 			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("32Mi")},
 			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("128Mi")},
 		},
-		VolumeMounts: []corev1.VolumeMount{{Name: semmoev1.BaselineOutputsVolume, MountPath: semmoev1.BaselineOutputsMountPath, ReadOnly: true}},
+		VolumeMounts: mounts,
 	})
 }
 

@@ -9,8 +9,10 @@
 package revisions
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"net"
 	"path"
 	"strconv"
 
@@ -129,6 +131,9 @@ func Launch(moed *semmoev1.MoEDeployment) engine.Launch {
 		Options:       moed.Spec.Engine.Options,
 		Overlap:       moed.Spec.Engine.Overlap.Given(),
 	}
+	if moed.Spec.Engine.TLS != nil {
+		l.CertFile, l.KeyFile = path.Join(semmoev1.EngineTLSMountPath, corev1.TLSCertKey), path.Join(semmoev1.EngineTLSMountPath, corev1.TLSPrivateKeyKey)
+	}
 	if nodes := desired.PodsPerReplica(moed); nodes > 1 {
 		l.Nodes, l.NodeRank, l.LeaderAddress = nodes, nodeRank, leaderAddress
 	}
@@ -172,7 +177,9 @@ func Render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 		}
 	}
 	if desired.PodsPerReplica(moed) > 1 {
-		launched.Worker = true
+		// Workers receive no requests: SGLang's serve only /health, in plain text also with the flags for TLS
+		// (launch_dummy_health_check_server in srt/utils/common.py of 0.5.12 and 0.5.23), vLLM's serve nothing.
+		launched.Worker, launched.CertFile, launched.KeyFile = true, "", ""
 		worker, err := renderTemplate(moed, revision, report, plan, own, launched)
 		if err != nil {
 			return nil, err
@@ -229,6 +236,9 @@ func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkp
 			return nil, err
 		}
 		addOptions(ours, options)
+	}
+	if launched.CertFile != "" {
+		addTLS(ours, moed.Spec.Engine.TLS.SecretName)
 	}
 	shape, err := json.Marshal(lar.Shape{
 		Layers: report.Layers, MoELayers: report.MoELayers, Experts: report.Experts, ExpertsPerToken: report.ExpertsPerToken,
@@ -342,6 +352,39 @@ func addOptions(template *corev1.PodTemplateSpec, content []byte) {
 			FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "metadata.annotations['" + semmoev1.AnnotationEngineOptions + "']"},
 		}}},
 	}})
+}
+
+// secretMode makes the files of a Secret readable for engines and the output probe, whose user IDs depend on image and
+// cluster. Only the containers of the pod can reach the volume.
+const secretMode = 0o444
+
+// addTLS adds the certificate of the engine, and the scheme to the probes and to the annotations for request routers. The
+// engine does not need the authorities of the certificate. As an item they are required: without them, request routers
+// cannot verify the pod, and it must not replace a pod that serves.
+func addTLS(template *corev1.PodTemplateSpec, secret string) {
+	template.Annotations[semmoev1.AnnotationScheme] = semmoev1.SchemeHTTPS
+	engine := &template.Spec.Containers[0]
+	for _, probe := range []*corev1.Probe{engine.StartupProbe, engine.ReadinessProbe} {
+		probe.HTTPGet.Scheme = corev1.URISchemeHTTPS // the kubelet verifies no certificate
+	}
+	engine.VolumeMounts = append(engine.VolumeMounts, tlsMount())
+	var items []corev1.KeyToPath
+	for _, key := range []string{corev1.TLSCertKey, corev1.TLSPrivateKeyKey, corev1.ServiceAccountRootCAKey} {
+		items = append(items, corev1.KeyToPath{Key: key, Path: key})
+	}
+	template.Spec.Volumes = append(template.Spec.Volumes, corev1.Volume{Name: semmoev1.EngineTLSVolume, VolumeSource: corev1.VolumeSource{
+		Secret: &corev1.SecretVolumeSource{SecretName: secret, Items: items, DefaultMode: ptr.To[int32](secretMode)},
+	}})
+}
+
+func tlsMount() corev1.VolumeMount {
+	return corev1.VolumeMount{Name: semmoev1.EngineTLSVolume, MountPath: semmoev1.EngineTLSMountPath, ReadOnly: true}
+}
+
+// EngineURL returns the base URL of the engine of a pod.
+func EngineURL(pod *corev1.Pod) string {
+	scheme := cmp.Or(pod.Annotations[semmoev1.AnnotationScheme], "http")
+	return scheme + "://" + net.JoinHostPort(pod.Status.PodIP, pod.Annotations[semmoev1.AnnotationPort])
 }
 
 // restrict sets the restricted pod security standard on the operator's containers: a namespace that enforces it would

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
@@ -508,5 +509,94 @@ func TestImageVolume(t *testing.T) {
 	claim.Spec.Model.Source = &semmoev1.ModelSource{HuggingFace: &semmoev1.HuggingFaceSource{Repo: "org/m"}}
 	if Of(claim, moedtest.Report(), nil) != before {
 		t.Error("a source on the same claim changes the revision: it would restart every serving pod")
+	}
+}
+
+// TestRenderTLS checks the flags, the volume, the scheme of probes, and the annotation of engines with TLS. Workers serve
+// no requests and stay without TLS. The output probe verifies the certificate.
+func TestRenderTLS(t *testing.T) {
+	secured := func(m *semmoev1.MoEDeployment) { m.Spec.Engine.TLS = &semmoev1.EngineTLS{SecretName: "certificate"} }
+	for _, engineType := range []semmoev1.EngineType{semmoev1.EngineSGLang, semmoev1.EngineVLLM, semmoev1.EngineVLLMAscend} {
+		for _, pods := range []int32{1, 2} {
+			moed := moedtest.Deployment(moedtest.EngineOf(engineType), secured, func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.PodsPerReplica = &pods })
+			plan := &Layout{Digest: "d", Realization: semmoev1.RealizationReshuffledWeights, ConfigMap: "c"}
+			workload, err := Render(moed, "r1", moedtest.Report(), plan, Own{Image: "semmoe:1"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			checkTLS(t, workload.Template(), true)
+			if groups, ok := workload.Object.(*leaderworkersetv1.LeaderWorkerSet); ok == (pods == 1) {
+				t.Errorf("%s, %d pods: the workload is a %T", engineType, pods, workload.Object)
+			} else if ok {
+				checkTLS(t, &groups.Spec.LeaderWorkerTemplate.WorkerTemplate, false)
+			}
+		}
+	}
+	plain, err := Render(moedtest.Deployment(), "r1", moedtest.Report(), nil, Own{Image: "semmoe:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkTLS(t, plain.Template(), false)
+	if Of(moedtest.Deployment(secured), moedtest.Report(), nil) == Of(moedtest.Deployment(), moedtest.Report(), nil) {
+		t.Error("TLS gives the same revision")
+	}
+	contradiction := moedtest.Deployment(secured, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--ssl-certfile=/own"} })
+	if fault := Validate(contradiction); fault == nil || fault.Reason != "ContradictingFlags" || !strings.Contains(fault.Message, "spec.engine.tls") {
+		t.Errorf("a certificate in spec.engine.args: %v", fault)
+	}
+	exposed := moedtest.Deployment(secured, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{
+			Name: "sidecar", Image: "i", VolumeMounts: []corev1.VolumeMount{{Name: "semmoe-engine-tls", MountPath: "/key"}},
+		}}}}
+	})
+	if fault := Validate(exposed); fault == nil || fault.Reason != "InvalidTemplate" {
+		t.Errorf("a user's container mounts the key: %v", fault)
+	}
+}
+
+func checkTLS(t *testing.T, template *corev1.PodTemplateSpec, secured bool) {
+	t.Helper()
+	container := template.Spec.Containers[0]
+	if got := strings.Contains(strings.Join(container.Args, " "), "--ssl-certfile /etc/semmoe/engine-tls/tls.crt --ssl-keyfile /etc/semmoe/engine-tls/tls.key"); got != secured {
+		t.Errorf("arguments %v, want TLS %t", container.Args, secured)
+	}
+	if got := template.Annotations["semmoe.io/scheme"]; (got == "https") != secured || !secured && got != "" {
+		t.Errorf("scheme %q, want TLS %t", got, secured)
+	}
+	for _, probe := range []*corev1.Probe{container.StartupProbe, container.ReadinessProbe} {
+		if probe != nil && (probe.HTTPGet.Scheme == corev1.URISchemeHTTPS) != secured {
+			t.Errorf("probe %+v, want TLS %t", probe.HTTPGet, secured)
+		}
+	}
+	at := slices.IndexFunc(template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "semmoe-engine-tls" })
+	if (at >= 0) != secured {
+		t.Errorf("volumes %+v, want TLS %t", template.Spec.Volumes, secured)
+	}
+	if at >= 0 {
+		var keys []string
+		for _, item := range template.Spec.Volumes[at].Secret.Items {
+			keys = append(keys, item.Key)
+		}
+		if !slices.Equal(keys, []string{"tls.crt", "tls.key", "ca.crt"}) { // a Secret without one of them starts no pod
+			t.Errorf("the pod requires the keys %v", keys)
+		}
+	}
+	mounts := func(c corev1.Container) bool {
+		return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+			return m.Name == "semmoe-engine-tls" && m.MountPath == "/etc/semmoe/engine-tls" && m.ReadOnly
+		})
+	}
+	if mounts(container) != secured {
+		t.Errorf("mounts %+v, want TLS %t", container.VolumeMounts, secured)
+	}
+	for _, c := range template.Spec.InitContainers {
+		probes := c.Name == "prove-lossless"
+		if mounts(c) != (secured && probes) {
+			t.Errorf("%s mounts %+v, want TLS %t", c.Name, c.VolumeMounts, secured)
+		}
+		text := strings.Join(c.Args, " ")
+		if probes && secured && (!strings.Contains(text, "--address=https://") || !strings.Contains(text, "--tls-ca-file=/etc/semmoe/engine-tls/ca.crt --tls-server-name=m-pods.ns.svc")) {
+			t.Errorf("the output probe has arguments %s", text)
+		}
 	}
 }

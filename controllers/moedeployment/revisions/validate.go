@@ -231,8 +231,8 @@ func ValidateGroups(moed *semmoev1.MoEDeployment, known bool) *InvalidError {
 var (
 	ourVolumes = map[string]string{
 		modelVolume: "the volume of spec.model.volume", semmoev1.PlanVolume: "the plan's ConfigMap",
-		semmoev1.EngineOptionsVolume: "the engine's options file",
-		semmoev1.CacheVolume:         "the volume of spec.placement.cache", semmoev1.BaselineOutputsVolume: "the model's answers without a plan",
+		semmoev1.EngineOptionsVolume: "the engine's options file", semmoev1.EngineTLSVolume: "the Secret of spec.engine.tls",
+		semmoev1.CacheVolume: "the volume of spec.placement.cache", semmoev1.BaselineOutputsVolume: "the model's answers without a plan",
 		semmoev1.TablesVolume: "the plan's tables, for an engine that shuffles tokens", semmoev1.TablesInUseVolume: "the ConfigMap with the tables in use", artifact.TokenVolume().Name: "a token for the artifact store",
 	}
 	ourInitContainers = []string{verifyContainer, fetchContainer, followContainer, reshuffleContainer, holdContainer, probeContainer}
@@ -277,6 +277,7 @@ func reservedIn(moed *semmoev1.MoEDeployment) podtemplate.Reserved {
 		Secret: artifact.TokenVolume().Name, Audience: artifact.Audience, Exposed: desired.Shuffles(moed),
 		Mounts: []string{
 			semmoev1.PlanMountPath, semmoev1.TablesMountPath, semmoev1.TablesInUseMountPath, semmoev1.CacheMountPath, semmoev1.BaselineOutputsMountPath, path.Dir(semmoev1.EngineOptionsPath),
+			semmoev1.EngineTLSMountPath,
 		},
 	}
 }

@@ -14,15 +14,15 @@ import (
 // FuzzAnnotations reads arbitrary annotations of a ready pod. The number of ranks is bounded, each rank has an
 // endpoint, and a pod that is served with fewer ranks than it declares has a problem to report.
 func FuzzAnnotations(f *testing.F) {
-	f.Add("30000", "4", "", "", "", "")
-	f.Add("30000", "2", "30000,30001", "30001", `{"layers":2,"experts":4}`, "00")
-	f.Add("0", "3000000", ",", "", "{", "x")
-	f.Add("65536", "-1", "1,2,3", "1", "[]", "")
-	f.Fuzz(func(t *testing.T, port, ranks, rankPorts, activePorts, shape, digest string) {
+	f.Add("30000", "4", "", "", "", "", "https")
+	f.Add("30000", "2", "30000,30001", "30001", `{"layers":2,"experts":4}`, "00", "")
+	f.Add("0", "3000000", ",", "", "{", "x", "http")
+	f.Add("65536", "-1", "1,2,3", "1", "[]", "", "ftp")
+	f.Fuzz(func(t *testing.T, port, ranks, rankPorts, activePorts, shape, digest, scheme string) {
 		pod := enginePod("p", func(p *corev1.Pod) {
 			for name, value := range map[string]string{
 				semmoev1.AnnotationPort: port, semmoev1.AnnotationRanks: ranks, semmoev1.AnnotationRankPorts: rankPorts, annotationActivePorts: activePorts,
-				semmoev1.AnnotationModelShape: shape, semmoev1.AnnotationPlanDigest: digest,
+				semmoev1.AnnotationModelShape: shape, semmoev1.AnnotationPlanDigest: digest, semmoev1.AnnotationScheme: scheme,
 			} {
 				if delete(p.Annotations, name); value != "" {
 					p.Annotations[name] = value
@@ -36,6 +36,9 @@ func FuzzAnnotations(f *testing.F) {
 		backend, serves := backendOf(pod)
 		if !serves {
 			return
+		}
+		if backend.TLS != (scheme == "https") || scheme != "" && scheme != "http" && scheme != "https" {
+			t.Errorf("scheme %q serves with TLS %t", scheme, backend.TLS)
 		}
 		if backend.Ranks < 0 || backend.Ranks > MaxRanks || backend.RankAddresses != nil && len(backend.RankAddresses) != backend.Ranks {
 			t.Fatalf("%d ranks at %q", backend.Ranks, backend.RankAddresses)

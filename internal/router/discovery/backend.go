@@ -156,7 +156,8 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 		return Backend{}, false
 	}
 	addresses, ranks, live := rankAddresses(pod, int(port), ranksOf(pod))
-	if !live {
+	scheme := pod.Annotations[semmoev1.AnnotationScheme]
+	if !live || !validScheme(scheme) {
 		return Backend{}, false
 	}
 	return Backend{
@@ -164,6 +165,7 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 		Engine:        pod.Annotations[semmoev1.AnnotationEngine],
 		Pod:           pod.Name,
 		Address:       net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(int(port))),
+		TLS:           scheme == semmoev1.SchemeHTTPS,
 		Ranks:         ranks,
 		RankAddresses: addresses,
 		Revision:      pod.Labels[semmoev1.LabelRevision],
@@ -171,6 +173,11 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 		ModelDigest:   pod.Annotations[semmoev1.AnnotationModelDigest],
 		Permuted:      semmoev1.Realization(pod.Annotations[semmoev1.AnnotationRealization]) == semmoev1.RealizationReshuffledWeights,
 	}, true
+}
+
+// validScheme reports whether an annotation names a scheme, or is absent.
+func validScheme(scheme string) bool {
+	return scheme == "" || scheme == "http" || scheme == semmoev1.SchemeHTTPS
 }
 
 // ranksOf returns the number of ranks that a pod declares; 0 if the number is invalid.
@@ -182,7 +189,8 @@ func ranksOf(pod *corev1.Pod) int {
 	return ranks
 }
 
-// Problem describes an invalid annotation of a pod, which is ignored. It is empty if all annotations are valid.
+// Problem describes an invalid annotation of a pod. A pod with an invalid port or scheme gets no requests; other invalid
+// annotations are ignored. It is empty if all annotations are valid.
 func Problem(pod *corev1.Pod) string {
 	invalid := func(name, allowed string) string {
 		return fmt.Sprintf("annotation %s: %.40q is invalid: %s", name, pod.Annotations[name], allowed)
@@ -192,6 +200,8 @@ func Problem(pod *corev1.Pod) string {
 	switch number, err := strconv.ParseUint(port, 10, 16); {
 	case port != "" && (err != nil || number == 0):
 		return invalid(semmoev1.AnnotationPort, "1 to 65535 is allowed")
+	case !validScheme(pod.Annotations[semmoev1.AnnotationScheme]):
+		return invalid(semmoev1.AnnotationScheme, "http or https is allowed")
 	case ranks != "" && ranks != "0" && ranksOf(pod) == 0:
 		return invalid(semmoev1.AnnotationRanks, fmt.Sprintf("0 to %d is allowed", MaxRanks))
 	case listed && !fit(ports, ranksOf(pod)):

@@ -325,10 +325,19 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
       default: 30000
+    - name: tls
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.EngineTLS
     - name: type
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.EngineType
       default: SGLang
+- name: com.github.semmoe.operator.api.v1alpha1.EngineTLS
+  map:
+    fields:
+    - name: secretName
+      type:
+        scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.EngineType
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.HardwareConfigMap

@@ -37,6 +37,9 @@ type EngineSpecApplyConfiguration struct {
 	Overlap *OverlapSpecApplyConfiguration `json:"overlap,omitempty"`
 	// port is the HTTP port of the engine. Default 30000.
 	Port *int32 `json:"port,omitempty"`
+	// tls makes the engine serve TLS, which request routers verify. Default: plain text. It requires routing.mode
+	// Router, and SGLang, VLLM or VLLMAscend.
+	TLS *EngineTLSApplyConfiguration `json:"tls,omitempty"`
 }
 
 // EngineSpecApplyConfiguration constructs a declarative configuration of the EngineSpec type for use with
@@ -112,5 +115,13 @@ func (b *EngineSpecApplyConfiguration) WithOverlap(value *OverlapSpecApplyConfig
 // If called multiple times, the Port field is set to the value of the last call.
 func (b *EngineSpecApplyConfiguration) WithPort(value int32) *EngineSpecApplyConfiguration {
 	b.Port = &value
+	return b
+}
+
+// WithTLS sets the TLS field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the TLS field is set to the value of the last call.
+func (b *EngineSpecApplyConfiguration) WithTLS(value *EngineTLSApplyConfiguration) *EngineSpecApplyConfiguration {
+	b.TLS = value
 	return b
 }

@@ -122,6 +122,7 @@ func sglangRequests() map[string]request {
 		"response, too long":   post("/v1/responses", `{"model":"tiny","max_output_tokens":1,"input":"`+long+`"}`),
 		"response, not stored": get("/v1/responses/resp_1"),
 
+		"native, PUT":            {method: "PUT", path: "/generate", body: native(""), generates: true},
 		"native, ids":            post("/generate", `{"input_ids":[1,2,3],"sampling_params":{"max_new_tokens":2}}`),
 		"native, both":           post("/generate", `{"text":"a","input_ids":[1,2,3]}`),
 		"native, neither":        post("/generate", `{}`),
@@ -151,6 +152,7 @@ func sglangRequests() map[string]request {
 		"message":    post("/v1/messages", chat("")),
 		"response":   post("/v1/responses", `{"model":"tiny","input":"func main() {","max_output_tokens":3,"temperature":0}`),
 		"native":     post("/generate", native("")),
+		"invocation": post("/invocations", chat("")),
 	} {
 		all[name] = r
 		with := func(members string) request {
@@ -172,7 +174,7 @@ func sglangRequests() map[string]request {
 			}
 		}
 		for _, member := range []string{"routed_dp_rank", "data_parallel_rank"} {
-			reads := r.path == "/generate" && member == "routed_dp_rank" || r.path == "/v1/completions" || r.path == "/v1/chat/completions"
+			reads := r.path == "/generate" && member == "routed_dp_rank" || r.path == "/v1/completions" || r.path == "/v1/chat/completions" || r.path == "/invocations"
 			for _, rank := range []string{"1", "2", `"1"`, "1.5", "null"} {
 				pinned := with(fmt.Sprintf(`,"%s":%s`, member, rank))
 				pinned.pinned = rank == "1" && reads

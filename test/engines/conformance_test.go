@@ -29,6 +29,7 @@ var (
 	vllmDir    = flag.String("vllm", "", "virtual environment that test/vllm/install.sh printed: compare the recording with vLLM itself")
 	sglangURL  = flag.String("sglang", "", "address of an SGLang server that test/gpu/serve_sglang.sh started: compare the recording with SGLang itself")
 	update     = flag.Bool("record", false, "write the recording instead of comparing it; needs -vllm or -sglang")
+	metricsURL = flag.String("metrics", "", "address of the engine's metrics, if the address is one of a request router in front of it")
 	answerFile = flag.String("texts", "", "file to which the texts of the answers are written as JSON, by the name of the request")
 )
 
@@ -70,7 +71,7 @@ type request struct {
 }
 
 // generating lists the routes that generate tokens.
-var generating = []string{"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/generate"}
+var generating = []string{"/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/generate", "/invocations"}
 
 func get(path string) request { return request{method: http.MethodGet, path: path} }
 
@@ -392,7 +393,7 @@ func forms(all map[string]string, path string, value any) {
 func (p *peer) counts(t *testing.T) map[string]float64 {
 	t.Helper()
 	counts := map[string]float64{}
-	for _, sample := range p.served.FindAllStringSubmatch(p.get(t, "/metrics"), -1) {
+	for _, sample := range p.served.FindAllStringSubmatch(p.get(t, p.metricsPage()), -1) {
 		value, err := strconv.ParseFloat(sample[2], 64)
 		if err != nil {
 			t.Fatalf("sample %q has no number", sample[0])
@@ -416,9 +417,16 @@ func (p *peer) rankOf(t *testing.T, name string, before map[string]float64) stri
 	return ""
 }
 
-func (p *peer) get(t *testing.T, path string) string {
+func (p *peer) metricsPage() string {
+	if *metricsURL != "" {
+		return *metricsURL
+	}
+	return p.url + "/metrics"
+}
+
+func (p *peer) get(t *testing.T, url string) string {
 	t.Helper()
-	response, err := http.Get(p.url + path)
+	response, err := http.Get(url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -437,7 +445,7 @@ var labelName = regexp.MustCompile(`(\w+)="`)
 func (p *peer) metrics(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
-	for _, match := range sample.FindAllStringSubmatch(p.get(t, "/metrics"), -1) {
+	for _, match := range sample.FindAllStringSubmatch(p.get(t, p.metricsPage()), -1) {
 		var labels []string
 		for _, label := range labelName.FindAllStringSubmatch(match[2], -1) {
 			labels = append(labels, label[1])

@@ -22,6 +22,8 @@ func sglangDialect(release engine.Release) Dialect {
 	d.health = []string{"GET /health", "GET /health_generate"}
 	d.routes["GET /server_info"] = (*Engine).serverInfo
 	d.routes["GET /get_server_info"] = (*Engine).serverInfo
+	d.routes["POST /invocations"] = (*Engine).chatCompletions
+	d.routes["PUT /generate"] = (*Engine).generate
 	d.routes["GET /metrics"] = (*Engine).sglangMetricsPage
 	d.form, d.members, d.meta = sglangForm, sglangMembers, sglangMeta
 	d.alwaysCompleted = !d.from(5, 23) // protocol.py of 0.5.23 has a status incomplete, serving_responses.py of 0.5.17 has none

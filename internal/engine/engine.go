@@ -54,9 +54,9 @@ type Adapter struct {
 	// CheckOptions returns an error that names the field if Launch.Options cannot be parsed, or sets members that other
 	// fields decide. It is nil if Options is nil.
 	CheckOptions func(Launch) error
-	// DiesOfTokens reports that a prompt with a token id outside of the vocabulary ends the engine. Routers reject such
-	// prompts.
-	DiesOfTokens bool
+	// CrashesOnUnknownTokens reports that a prompt with a token id outside of the vocabulary ends the engine. Routers
+	// reject such prompts.
+	CrashesOnUnknownTokens bool
 	// TensorParallelExchange reports whether an all-to-all can carry tokens between ranks even with tensor-parallel
 	// attention. Without it, every rank has every token in this case, and no placement has a benefit.
 	TensorParallelExchange bool

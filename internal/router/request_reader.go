@@ -68,7 +68,7 @@ func checkRank(header http.Header, body wire.Body) error {
 // checkTokens rejects a prompt with a token id that the vocabulary lacks, if it would end the engine of a backend with a
 // known vocabulary. Sent to another pod, it would end that one, too.
 func (s *requestReader) checkTokens(b discovery.Backend, body wire.Body) error {
-	if b.Shape == nil || b.Shape.Vocabulary == 0 || !b.Adapter(s.engine).DiesOfTokens {
+	if b.Shape == nil || b.Shape.Vocabulary == 0 || !b.Adapter(s.engine).CrashesOnUnknownTokens {
 		return nil
 	}
 	if id, found := body.TokenOutside(b.Shape.Vocabulary); found {

@@ -60,7 +60,7 @@ func Adapter() engine.Adapter {
 		// 0.5.17 on GPUs: "device-side assert triggered", for /v1/completions and /generate, ids above the vocabulary and
 		// below 0. _validate_input_ids_in_vocab (srt/managers/tokenizer_manager.py of 0.5.12 and 0.5.17) has no caller,
 		// and 0.5.23 does not have it.
-		DiesOfTokens: true,
+		CrashesOnUnknownTokens: true,
 		// Before an all-to-all, the tokens of the batch are scattered over the ranks of attention.
 		TensorParallelExchange: true,
 		CheckOverlap:           checkOverlap,

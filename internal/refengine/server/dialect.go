@@ -59,8 +59,8 @@ type Dialect struct {
 	strictCompletions bool
 	// responsesHeadroom is the number of tokens that the Responses API subtracts from the requested length.
 	responsesHeadroom int
-	// crashesOutside ends the engine at a prompt with a token id outside of the vocabulary.
-	crashesOutside bool
+	// crashesOnUnknownTokens ends the engine at a prompt with a token id outside of the vocabulary.
+	crashesOnUnknownTokens bool
 	// strictParameters fails on unknown sampling parameters of the native route.
 	strictParameters bool
 	// refusesNoTokens rejects requests for 0 tokens without an echo of the prompt.

@@ -29,7 +29,7 @@ func sglangDialect(release engine.Release) Dialect {
 	d.alwaysCompleted = !d.from(5, 23) // protocol.py of 0.5.23 has a status incomplete, serving_responses.py of 0.5.17 has none
 	// No release calls _validate_input_ids_in_vocab (managers/tokenizer_manager.py). 0.5.17 on GPUs ends by a device-side
 	// assert, for ids above the vocabulary and below 0, on completions and on the native route.
-	d.crashesOutside = true
+	d.crashesOnUnknownTokens = true
 	d.strictCompletions, d.strictParameters, d.responsesHeadroom = true, true, 2
 	// The labels of a server whose processes share no directory of metrics.
 	d.metrics.labels, d.metrics.streaming = prometheus.Labels{"engine_type": "unified"}, "is_streaming"

@@ -168,7 +168,7 @@ func (e *Engine) checkPrompt(prompt []int32, answer int) error {
 	}
 	for i, token := range prompt {
 		if token < 0 || int(token) >= e.Model.Vocab {
-			if e.Dialect.crashesOutside {
+			if e.Dialect.crashesOnUnknownTokens {
 				e.crashed.Do(func() { close(e.Crashed) })
 				panic(http.ErrAbortHandler)
 			}

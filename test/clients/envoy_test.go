@@ -152,6 +152,18 @@ func completed(t *testing.T, status int, body []byte) string {
 	return answer.Choices[0].Text
 }
 
+// awaitChecks waits until the picker has checked which routes of the engines read a rank. An engine serves the check of
+// a route that does not, and counts it.
+func (e *envoy) awaitChecks(t *testing.T, engines int) {
+	t.Helper()
+	waitFor(t, startTimeout, "routes that read a rank", func() error {
+		if checked := metric(t, e.picker.metrics, "semmoe_router_pinned_pods{", `pin="by-load"`, `route="/v1/responses"`); checked != float64(engines) {
+			return fmt.Errorf("%v of %d engines are checked", checked, engines)
+		}
+		return nil
+	})
+}
+
 // TestEnvoy sends requests through Envoy to two engines under a plan. Each request runs on the rank that the picker
 // chose, and clients get the answers of the engines without the routed experts that the picker samples.
 func TestEnvoy(t *testing.T) {
@@ -159,25 +171,31 @@ func TestEnvoy(t *testing.T) {
 		planned, _ := planstest.Solved(t)
 		engines := []string{engine(t), engine(t)}
 		e := startEnvoy(t, cluster, backends(planned.Artifact.Digest, ranks, engines...), func(o *router.Options) { o.SamplePercent = 100 })
+		e.awaitChecks(t, len(engines))
+		// counts returns the number of served requests, and activations by rank.
+		counts := func() (served float64, activations [ranks]float64) {
+			for _, address := range engines {
+				served += metric(t, "http://"+address+"/metrics", "sglang:num_requests_total{")
+				for rank := range ranks {
+					activations[rank] += metric(t, "http://"+address+"/metrics", "semmoe_engine_activations_total{", fmt.Sprintf(`rank="%d"`, rank))
+				}
+			}
+			return served, activations
+		}
+		servedBefore, before := counts()
 		const requests = 40
 		var texts [requests]string
 		for i := range requests {
 			status, body := e.ask(t, fmt.Sprintf(`{"model":"tiny","prompt":"func number%d() {","max_tokens":4,"temperature":0}`, i))
 			texts[i] = completed(t, status, body)
 		}
-		counted := 0.0
-		for _, address := range engines {
-			counted += metric(t, "http://"+address+"/metrics", "sglang:num_requests_total{")
-		}
-		if counted != requests {
+		served, after := counts()
+		if counted := served - servedBefore; counted != requests {
 			t.Errorf("the engines count %v requests, want %d", counted, requests)
 		}
 		// All requests are sampled, so what the picker observes on each rank is what the engines count there.
 		for rank := range ranks {
-			label, computed := fmt.Sprintf(`rank="%d"`, rank), 0.0
-			for _, address := range engines {
-				computed += metric(t, "http://"+address+"/metrics", "semmoe_engine_activations_total{", label)
-			}
+			label, computed := fmt.Sprintf(`rank="%d"`, rank), after[rank]-before[rank]
 			if observed := metric(t, e.picker.metrics, "semmoe_activations_total{", label); observed != computed || observed == 0 {
 				t.Errorf("rank %d: the picker observes %v activations, the engines count %v", rank, observed, computed)
 			}

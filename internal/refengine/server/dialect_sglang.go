@@ -112,12 +112,12 @@ func sglangMeta(m object, g *generation, end *outcome) {
 
 // sglangMembers adds the members of SGLang to responses and their events (ResponsesResponse in openai/protocol.py, and
 // the types of the package openai in events).
-func sglangMembers(_ Dialect, members object, g *generation) {
+func sglangMembers(d Dialect, members object, g *generation) {
 	if members["object"] == "response" {
 		sglangResponse(members, g)
 		members["reasoning"], members["error"] = object{"effort": nil, "summary": nil}, nil
 		members["text"] = object{"format": object{"type": "text"}}
-		if u, ok := members["usage"].(object); ok {
+		if u, ok := members["usage"].(object); ok && !d.from(5, 23) { // from 0.5.23 as in events
 			members["usage"] = object{
 				"prompt_tokens": u["input_tokens"], "completion_tokens": u["output_tokens"], "total_tokens": u["total_tokens"],
 				"prompt_tokens_details": u["input_tokens_details"], "reasoning_tokens": 0,

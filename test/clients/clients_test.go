@@ -55,8 +55,10 @@ const aborted = "abort"
 type expectation struct {
 	// refused maps scenarios to the status of the error. All other scenarios must succeed.
 	refused map[string]int
-	// aborts selects the series that counts requests whose client left.
+	// aborts selects the series that counts requests whose client left; nil if the engine does not count them.
 	aborts []string
+	// free lists scenarios with any outcome that is the same through the router: the model or the engine decides it.
+	free []string
 }
 
 // refusals are the scenarios that every engine refuses.
@@ -88,9 +90,9 @@ func TestClients(t *testing.T) {
 		engine string
 		expectation
 	}{
-		"sglang-0.5.23": {"SGLang", expectation{lacking(map[string]int{}), []string{"sglang:num_aborted_requests_total{"}}},
+		"sglang-0.5.23": {"SGLang", expectation{refused: lacking(map[string]int{}), aborts: []string{"sglang:num_aborted_requests_total{"}}},
 		"vllm-0.32.0": {"VLLM", expectation{
-			lacking(map[string]int{"wrong model": http.StatusNotFound}), []string{"vllm:request_success_total{", `finished_reason="abort"`},
+			refused: lacking(map[string]int{"wrong model": http.StatusNotFound}), aborts: []string{"vllm:request_success_total{", `finished_reason="abort"`},
 		}},
 	} {
 		t.Run(dialect, func(t *testing.T) {
@@ -122,7 +124,12 @@ func TestClientsOfVLLM(t *testing.T) {
 	start(t, vllmStart, url+"/health", serve)
 	routed, _ := route(t, "VLLM", backends("", 2, strings.TrimPrefix(url, "http://")), nil)
 	compare(t, directory, expectation{
-		refusals(map[string]int{"wrong model": http.StatusNotFound}), []string{"vllm:request_success_total{", `finished_reason="abort"`},
+		// vLLM refuses several answers without sampling.
+		refused: refusals(map[string]int{"wrong model": http.StatusNotFound, "n": http.StatusBadRequest}),
+		// The model calls tools with arguments that are not objects, and litellm does not know vLLM's words for an answer
+		// that is too long. vLLM does not count requests whose client left (abort_requests in
+		// v1/engine/output_processor.py); TestVLLM checks that they end.
+		free: []string{"tools", "answer too long"},
 	}, server{url, url}, server{routed.url, routed.url}, url+"/metrics")
 }
 
@@ -147,6 +154,9 @@ func compare(t *testing.T, directory string, want expectation, direct, routed se
 			}
 			if left == 0 {
 				t.Errorf("%s: no client left during a stream", program)
+			}
+			if want.aborts == nil {
+				continue
 			}
 			waitFor(t, startTimeout, fmt.Sprintf("the engine aborts the %d requests whose client left", left), func() error {
 				if counted := metric(t, metrics, want.aborts...) - before; counted != float64(left) {
@@ -218,6 +228,9 @@ func table(t *testing.T, want expectation, programs map[string][2]map[string]cel
 			default:
 				shown[name] = strconv.Itoa(d.Error.Status)
 			}
+			if slices.Contains(want.free, d.Scenario) {
+				continue
+			}
 			status := want.refused[d.Scenario]
 			if schema := want.refused["JSON schema"]; schema != 0 && d.Client == "instructor" && status != http.StatusUnauthorized {
 				status = schema // all its requests have a schema or a tool, which the engine reads first
@@ -252,8 +265,12 @@ func table(t *testing.T, want expectation, programs map[string][2]map[string]cel
 // same reports whether two cells are equal. The messages for a route that the engine lacks differ: the router names the
 // route.
 func same(direct, routed cell) bool {
-	if direct.Error != nil && routed.Error != nil && direct.Error.Status == http.StatusNotFound && direct.Scenario == "embeddings" {
-		routed.Error.Message = direct.Error.Message
+	if direct.Error != nil && routed.Error != nil {
+		absent := direct.Error.Status == http.StatusNotFound && direct.Scenario == "embeddings"
+		quotes := direct.Error.Class == "InstructorRetryException" // quotes the answers, with their ids and times
+		if absent || quotes {
+			routed.Error.Message = direct.Error.Message
+		}
 	}
 	return reflect.DeepEqual(direct, routed)
 }

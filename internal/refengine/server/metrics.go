@@ -234,7 +234,7 @@ func (m *metrics) done(g *generation, end *outcome) {
 	by := m.by(g.rank)
 	if end.err != nil {
 		m.aborts.WithLabelValues(by...).Inc()
-		if m.names.reason != "" {
+		if m.names.reason != "" { // vLLM itself does not count these requests; tests of clients need the count
 			m.ended(g.rank, g.streamed, "abort").Inc()
 		}
 		return

@@ -51,6 +51,15 @@ func sampled(parameters string) string {
 	return `{"text":"func main() {","sampling_params":` + parameters + `}`
 }
 
+// serverInfo and loads are the compared members of long answers: those that the operator reads, and sizes.
+var (
+	serverInfo = []string{".version", ".model_path", ".served_model_name", ".tp_size", ".ep_size", ".dp_size", ".enable_dp_attention", ".internal_states"}
+	loads      = []string{
+		".timestamp", ".loads", ".loads[].dp_rank", ".loads[].timestamp", ".loads[].num_running_reqs", ".loads[].num_waiting_reqs", ".loads[].num_used_tokens",
+		".loads[].num_total_tokens", ".loads[].max_total_num_tokens", ".loads[].token_usage", ".loads[].gen_throughput", ".loads[].max_running_requests",
+	}
+)
+
 // sglangRequests returns the requests that the double must answer like SGLang.
 func sglangRequests() map[string]request {
 	long := strings.Repeat("func main() { ", 2000)
@@ -58,9 +67,9 @@ func sglangRequests() map[string]request {
 		"health":           get("/health"),
 		"health generate":  get("/health_generate"),
 		"models":           get("/v1/models"),
-		"server info":      {method: "GET", path: "/server_info", subset: true},
-		"old server info":  {method: "GET", path: "/get_server_info", subset: true},
-		"loads":            {method: "GET", path: "/v1/loads", subset: true},
+		"server info":      {method: "GET", path: "/server_info", reads: serverInfo},
+		"old server info":  {method: "GET", path: "/get_server_info", reads: serverInfo},
+		"loads":            {method: "GET", path: "/v1/loads", reads: loads},
 		"no such page":     get("/nothing"),
 		"no such route":    post("/inference/v1/generate", `{"text":"a"}`),
 		"another method":   get("/v1/completions"),

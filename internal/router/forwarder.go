@@ -54,11 +54,9 @@ func (f *forwarder) RoundTrip(in *http.Request) (*http.Response, error) {
 		if err != nil {
 			return tries.refusalOr(err)
 		}
-		if sent == 0 {
-			if err := f.reader.checkTokens(lease.Backend, parsed); err != nil {
-				lease.Release()
-				return nil, err
-			}
+		if err := f.reader.checkTokens(lease.Backend, parsed); err != nil {
+			lease.Release()
+			return nil, err
 		}
 		answer, err := f.attempt(in, r, lease)
 		if err == nil && answer.response.StatusCode != http.StatusServiceUnavailable {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"strconv"
 	"strings"
@@ -81,29 +82,9 @@ func sglangRequests() map[string]request {
 		"tokenize other":   post("/v1/tokenize", `{"model":"other","prompt":"func"}`),
 		"tokenize no JSON": post("/v1/tokenize", `{"model":`),
 
-		"completion, ids":            post("/v1/completions", `{"model":"tiny","prompt":[1,2,3],"max_tokens":2}`),
-		"completion, token ids":      post("/v1/completions", completion(`,"return_token_ids":true`)),
 		"completion, experts":        post("/v1/completions", completion(`,"return_routed_experts":true`)),
 		"completion, late experts":   post("/v1/completions", completion(`,"return_routed_experts":true,"routed_experts_start_len":2`)),
-		"completion, logprobs":       post("/v1/completions", completion(`,"logprobs":2`)),
-		"completion, no alternative": post("/v1/completions", completion(`,"logprobs":0`)),
-		"completion, echo":           post("/v1/completions", completion(`,"echo":true`)),
 		"completion, echo, logprobs": post("/v1/completions", completion(`,"echo":true,"logprobs":1`)),
-		"completion, stop":           post("/v1/completions", `{"model":"tiny","prompt":"func main() {","max_tokens":24,"temperature":0,"stop":["e","a","t"," "]}`),
-		"completion, no tokens":      post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":0}`),
-		"completion, only echo":      post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":0,"echo":true}`),
-		"completion, negative":       post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":-1}`),
-		"completion, too many":       post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":100000}`),
-		"completion, too long":       post("/v1/completions", `{"model":"tiny","max_tokens":1,"prompt":"`+long+`"}`),
-		"completion, no prompt":      post("/v1/completions", `{"model":"tiny"}`),
-		"completion, empty prompt":   post("/v1/completions", `{"model":"tiny","prompt":""}`),
-		"completion, no model":       post("/v1/completions", `{"prompt":"func","max_tokens":1}`),
-		"completion, default model":  post("/v1/completions", `{"model":"default","prompt":"func","max_tokens":1}`),
-		"completion, other model":    post("/v1/completions", `{"model":"other","prompt":"func","max_tokens":1}`),
-		"completion, no JSON":        post("/v1/completions", `{"model":`),
-		"completion, a list":         post("/v1/completions", `[]`),
-		"completion, another type":   post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":"many"}`),
-		"completion, hot":            post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":1,"temperature":-1}`),
 		"completion, unknown member": post("/v1/completions", completion(`,"anything":1`)),
 
 		"chat, no messages":    post("/v1/chat/completions", `{"model":"tiny"}`),
@@ -155,6 +136,7 @@ func sglangRequests() map[string]request {
 	}
 	// The ignored members of Responses: a rank that does not exist changes nothing.
 	all["response, member 7"] = post("/v1/responses", `{"model":"tiny","input":"func","max_output_tokens":1,"routed_dp_rank":7}`)
+	maps.Copy(all, completions())
 	for name, r := range map[string]request{
 		"completion": post("/v1/completions", completion("")),
 		"chat":       post("/v1/chat/completions", chat("")),

@@ -94,6 +94,32 @@ func completion(members string) string {
 	return `{"model":"tiny","prompt":"func main() {","max_tokens":3,"temperature":0` + members + `}`
 }
 
+// completions returns the requests for completions that all engines get.
+func completions() map[string]request {
+	return map[string]request{
+		"completion, ids":            post("/v1/completions", `{"model":"tiny","prompt":[1,2,3],"max_tokens":2}`),
+		"completion, token ids":      post("/v1/completions", completion(`,"return_token_ids":true`)),
+		"completion, logprobs":       post("/v1/completions", completion(`,"logprobs":2`)),
+		"completion, no alternative": post("/v1/completions", completion(`,"logprobs":0`)),
+		"completion, echo":           post("/v1/completions", completion(`,"echo":true`)),
+		"completion, stop":           post("/v1/completions", `{"model":"tiny","prompt":"func main() {","max_tokens":24,"temperature":0,"stop":["e","a","t"," "]}`),
+		"completion, no tokens":      post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":0}`),
+		"completion, only echo":      post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":0,"echo":true}`),
+		"completion, negative":       post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":-1}`),
+		"completion, too many":       post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":100000}`),
+		"completion, too long":       post("/v1/completions", `{"model":"tiny","max_tokens":1,"prompt":"`+strings.Repeat("func main() { ", 2000)+`"}`),
+		"completion, no prompt":      post("/v1/completions", `{"model":"tiny"}`),
+		"completion, empty prompt":   post("/v1/completions", `{"model":"tiny","prompt":""}`),
+		"completion, no model":       post("/v1/completions", `{"prompt":"func","max_tokens":1}`),
+		"completion, default model":  post("/v1/completions", `{"model":"default","prompt":"func","max_tokens":1}`),
+		"completion, other model":    post("/v1/completions", `{"model":"other","prompt":"func","max_tokens":1}`),
+		"completion, no JSON":        post("/v1/completions", `{"model":`),
+		"completion, a list":         post("/v1/completions", `[]`),
+		"completion, another type":   post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":"many"}`),
+		"completion, hot":            post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":1,"temperature":-1}`),
+	}
+}
+
 // answered holds the compared properties of an answer.
 type answered struct {
 	Status int    `json:"status"`
@@ -162,7 +188,12 @@ func TestConformance(t *testing.T) {
 func TestRecording(t *testing.T) {
 	for _, s := range subjects {
 		t.Run(s.dialect, func(t *testing.T) {
-			got, texts := s.record(t, &peer{url: s.start(t), served: s.served})
+			url := s.start(t)
+			engine := &peer{url: url, metricsPage: url + "/metrics", served: s.served}
+			if *metricsURL != "" {
+				engine.metricsPage = *metricsURL
+			}
+			got, texts := s.record(t, engine)
 			if *answerFile != "" {
 				writeJSON(t, *answerFile, texts)
 			}
@@ -222,8 +253,8 @@ func (s subject) record(t *testing.T, p *peer) (recording, map[string]string) {
 
 // peer is one of the compared servers.
 type peer struct {
-	url    string
-	served *regexp.Regexp
+	url, metricsPage string
+	served           *regexp.Regexp
 }
 
 // startDouble starts the double with the arguments of the engine.
@@ -241,7 +272,7 @@ func startDouble(t *testing.T, s subject) *peer {
 	})
 	url := "http://127.0.0.1:" + port
 	wait(t, url, time.Minute, ended)
-	return &peer{url: url, served: s.served}
+	return &peer{url: url, metricsPage: url + "/metrics", served: s.served}
 }
 
 // wait waits until the server is healthy. It fails the test if the server ends.
@@ -393,7 +424,7 @@ func forms(all map[string]string, path string, value any) {
 func (p *peer) counts(t *testing.T) map[string]float64 {
 	t.Helper()
 	counts := map[string]float64{}
-	for _, sample := range p.served.FindAllStringSubmatch(p.get(t, p.metricsPage()), -1) {
+	for _, sample := range p.served.FindAllStringSubmatch(page(t, p.metricsPage), -1) {
 		value, err := strconv.ParseFloat(sample[2], 64)
 		if err != nil {
 			t.Fatalf("sample %q has no number", sample[0])
@@ -417,14 +448,7 @@ func (p *peer) rankOf(t *testing.T, name string, before map[string]float64) stri
 	return ""
 }
 
-func (p *peer) metricsPage() string {
-	if *metricsURL != "" {
-		return *metricsURL
-	}
-	return p.url + "/metrics"
-}
-
-func (p *peer) get(t *testing.T, url string) string {
+func page(t *testing.T, url string) string {
 	t.Helper()
 	response, err := http.Get(url)
 	if err != nil {
@@ -445,7 +469,7 @@ var labelName = regexp.MustCompile(`(\w+)="`)
 func (p *peer) metrics(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
-	for _, match := range sample.FindAllStringSubmatch(p.get(t, p.metricsPage()), -1) {
+	for _, match := range sample.FindAllStringSubmatch(page(t, p.metricsPage), -1) {
 		var labels []string
 		for _, label := range labelName.FindAllStringSubmatch(match[2], -1) {
 			labels = append(labels, label[1])

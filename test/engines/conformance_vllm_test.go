@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -53,31 +54,11 @@ func vllmRequests() map[string]request {
 		"tokenize nothing":  post("/tokenize", `{"model":"tiny"}`),
 		"tokenize other":    post("/tokenize", `{"model":"other","prompt":"func"}`),
 
-		"completion, ids":            post("/v1/completions", `{"model":"tiny","prompt":[1,2,3],"max_tokens":2}`),
-		"completion, token ids":      post("/v1/completions", completion(`,"return_token_ids":true`)),
-		"chat, token ids":            post("/v1/chat/completions", `{"model":"tiny","messages":[{"role":"user","content":"func main() {"}],"max_tokens":4,"temperature":0,"return_token_ids":true}`),
-		"completion, logprobs":       post("/v1/completions", completion(`,"logprobs":2`)),
-		"completion, no alternative": post("/v1/completions", completion(`,"logprobs":0`)),
-		"completion, echo":           post("/v1/completions", completion(`,"echo":true`)),
+		"chat, token ids": post("/v1/chat/completions", `{"model":"tiny","messages":[{"role":"user","content":"func main() {"}],"max_tokens":4,"temperature":0,"return_token_ids":true}`),
 		"completion, echo, logprobs": {
 			method: http.MethodPost, path: "/v1/completions", body: completion(`,"echo":true,"logprobs":1`), generates: true,
 			differs: map[string]string{".choices[].prompt_logprobs": "contains the rank of each token in the vocabulary, which the reference engine does not compute and no client reads"},
 		},
-		"completion, stop":           post("/v1/completions", `{"model":"tiny","prompt":"func main() {","max_tokens":24,"temperature":0,"stop":["e","a","t"," "]}`),
-		"completion, no tokens":      post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":0}`),
-		"completion, only echo":      post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":0,"echo":true}`),
-		"completion, negative":       post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":-1}`),
-		"completion, too many":       post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":100000}`),
-		"completion, too long":       post("/v1/completions", `{"model":"tiny","max_tokens":1,"prompt":"`+strings.Repeat("func main() { ", 2000)+`"}`),
-		"completion, no prompt":      post("/v1/completions", `{"model":"tiny"}`),
-		"completion, empty prompt":   post("/v1/completions", `{"model":"tiny","prompt":""}`),
-		"completion, no model":       post("/v1/completions", `{"prompt":"func","max_tokens":1}`),
-		"completion, default model":  post("/v1/completions", `{"model":"default","prompt":"func","max_tokens":1}`),
-		"completion, other model":    post("/v1/completions", `{"model":"other","prompt":"func","max_tokens":1}`),
-		"completion, no JSON":        post("/v1/completions", `{"model":`),
-		"completion, a list":         post("/v1/completions", `[]`),
-		"completion, another type":   post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":"many"}`),
-		"completion, hot":            post("/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":1,"temperature":-1}`),
 		"completion, logprobs 100":   post("/v1/completions", completion(`,"logprobs":100`)),
 		"completion, unknown member": post("/v1/completions", completion(`,"return_routed_experts":true,"routed_dp_rank":7,"anything":1`)),
 		"completion, id outside":     post("/v1/completions", `{"model":"tiny","prompt":[999999],"max_tokens":1}`),
@@ -101,6 +82,7 @@ func vllmRequests() map[string]request {
 		"response, no JSON":    post("/v1/responses", `{"model":`),
 		"response, stored":     {method: http.MethodGet, path: "/v1/responses/resp_1"},
 	}
+	maps.Copy(all, completions())
 	for name, r := range map[string]request{
 		"completion": post("/v1/completions", completion("")),
 		"chat":       post("/v1/chat/completions", chat("")),

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # serve_sglang.sh PORT [FLAG...] : starts the installed SGLang on two GPUs with two expert-parallel ranks on the small checkpoint, as the
 # recording of test/engines and the measurement of test/lossless need it. PYTHON: the interpreter (default: python3). MODEL: another
-# checkpoint directory. The server is up when GET /health answers 200, 70 to 170 s later.
+# checkpoint directory. The server is up when GET /health answers 200, 70 to 220 s later.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 port=${1:?usage: serve_sglang.sh PORT [FLAG...]}

@@ -52,7 +52,7 @@ func (e *Engine) completions(w http.ResponseWriter, r *http.Request) error {
 		return missing
 	}
 	req.maxTokens, req.maxTokensName, req.defaultMaxTokens, req.echo = req.MaxTokens, "max_tokens", defaultCompletionTokens, req.Echo
-	if req.positive = e.Dialect.strictCompletions; req.positive && req.MaxTokens != nil && *req.MaxTokens < 0 {
+	if e.Dialect.strictCompletions && req.MaxTokens != nil && *req.MaxTokens <= 0 {
 		return invalid("max_tokens", "max_tokens must be positive")
 	}
 	j, err := e.prepare(r, e.tokens(*req.Prompt), req.parameters)

@@ -45,8 +45,10 @@ type Dialect struct {
 	card func(e *Engine, card map[string]any)
 	// anyModel disables the comparison of the model name in requests with the served model.
 	anyModel bool
-	// refusesInStream lists the routes that report an invalid rank of a streaming request as an event. "*" is all routes.
-	refusesInStream []string
+	// refusesInStream, if not nil, reports whether a route reports an invalid rank of a streaming request as an event.
+	// refuseMessage sends it on the Messages API.
+	refusesInStream func(route string) bool
+	refuseMessage   func(stream *eventStream, head message, refused *apiError)
 	// endsCompleted ends the stream of a response with status completed, also if the response is incomplete.
 	endsCompleted bool
 	// alwaysCompleted reports incomplete responses as completed.
@@ -61,8 +63,9 @@ type Dialect struct {
 	responsesHeadroom int
 	// crashesOnUnknownTokens ends the engine at a prompt with a token id outside of the vocabulary.
 	crashesOnUnknownTokens bool
-	// strictParameters fails on unknown sampling parameters of the native route.
-	strictParameters bool
+	// sglangNative validates requests of the native route like SGLang: an unknown sampling parameter is an internal error,
+	// and token ids take precedence over a text.
+	sglangNative bool
 	// refusesNoTokens rejects requests for 0 tokens without an echo of the prompt.
 	refusesNoTokens bool
 	// chosenOnTop adds the selected token to the most likely tokens.

@@ -30,11 +30,11 @@ func sglangDialect(release engine.Release) Dialect {
 	// No release calls _validate_input_ids_in_vocab (managers/tokenizer_manager.py). 0.5.17 on GPUs ends by a device-side
 	// assert, for ids above the vocabulary and below 0, on completions and on the native route.
 	d.crashesOnUnknownTokens = true
-	d.strictCompletions, d.strictParameters, d.responsesHeadroom = true, true, 2
-	// The labels of a server whose processes share no directory of metrics.
+	d.strictCompletions, d.sglangNative, d.responsesHeadroom = true, true, 2
 	d.metrics.labels, d.metrics.streaming = prometheus.Labels{"engine_type": "unified"}, "is_streaming"
 	d.metrics.rankLabels = prometheus.Labels{"moe_ep_rank": "0", "pp_rank": "0", "tp_rank": "0"}
-	d.refusesInStream = []string{messagesPath}
+	d.refusesInStream = func(route string) bool { return route == messagesPath }
+	d.refuseMessage = sglangRefuseMessage
 	deaf := []string{"/generate"}
 	if !d.from(5, 20) {
 		deaf = append(deaf, responsesPath)
@@ -195,6 +195,13 @@ func sglangRouting(deaf ...string) func(*Engine, *http.Request, *parameters) err
 		p.rankHeader = &rank
 		return nil
 	}
+}
+
+// sglangRefuseMessage sends the error within a message without content. The client may have disconnected.
+func sglangRefuseMessage(stream *eventStream, head message, refused *apiError) {
+	_ = stream.sendNamed("message_start", object{"type": "message_start", "message": head})
+	_ = stream.sendNamed("error", anthropicError(refused))
+	_ = stream.sendNamed("message_stop", object{"type": "message_stop"})
 }
 
 // sglangTooLong has the words of _validate_one_request in managers/tokenizer_manager.py.

@@ -38,7 +38,7 @@ func vllmDialect(release engine.Release) Dialect {
 			return &apiError{status: status, Message: http.StatusText(status), Type: "http"}
 		},
 		form: vllmForm, members: vllmMembers, card: vllmCard,
-		refusesInStream: []string{"*"}, endsCompleted: release.Before(responsesRank), incompleteItems: !release.Before(responsesRank), refusesNoTokens: true, chosenOnTop: true,
+		refusesInStream: func(string) bool { return true }, refuseMessage: vllmRefuseMessage, endsCompleted: release.Before(responsesRank), incompleteItems: !release.Before(responsesRank), refusesNoTokens: true, chosenOnTop: true,
 		metrics: vllmMetrics,
 	}
 }
@@ -57,6 +57,11 @@ func vllmRouting(e *Engine, r *http.Request, p *parameters) error {
 		p.rankHeader = &rank
 	}
 	return nil
+}
+
+// vllmRefuseMessage sends the error only. The client may have disconnected.
+func vllmRefuseMessage(stream *eventStream, _ message, refused *apiError) {
+	_ = stream.sendNamed("error", object{"type": "error", "error": object{"type": "internal_error", "message": refused.Message}})
 }
 
 // vllmTooLong has the words of renderers/params.py.

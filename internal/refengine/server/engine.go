@@ -185,8 +185,6 @@ func (e *Engine) setLength(j *job, p parameters) error {
 		j.maxNewTokens = min(p.defaultMaxTokens, room)
 	case *p.maxTokens < 0:
 		return badRequest(p.maxTokensName, "%s is %d; it must not be negative", p.maxTokensName, *p.maxTokens)
-	case *p.maxTokens == 0 && p.positive:
-		return invalid(p.maxTokensName, "%s must be positive", p.maxTokensName)
 	case *p.maxTokens == 0 && e.Dialect.refusesNoTokens && !p.echo:
 		return badRequest(p.maxTokensName, "%s is 0; it must be at least 1", p.maxTokensName)
 	case *p.maxTokens > room:
@@ -223,7 +221,7 @@ func (e *Engine) setRank(j *job, route string, p parameters) error {
 		switch {
 		case slices.Contains(e.Dialect.failsOnRank, route):
 			return errors.New("internal server error")
-		case !p.Stream || !slices.Contains(e.Dialect.refusesInStream, route) && !slices.Contains(e.Dialect.refusesInStream, "*"):
+		case !p.Stream || e.Dialect.refusesInStream == nil || !e.Dialect.refusesInStream(route):
 			return j.refused
 		}
 	default:

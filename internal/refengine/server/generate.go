@@ -106,7 +106,7 @@ func (e *Engine) generate(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (e *Engine) generateJob(r *http.Request, req generateRequest) (job, error) {
-	if req.Text == nil && req.InputIDs == nil || req.Text != nil && req.InputIDs != nil && !e.Dialect.strictParameters {
+	if req.Text == nil && req.InputIDs == nil || req.Text != nil && req.InputIDs != nil && !e.Dialect.sglangNative {
 		return job{}, badRequest("text", "give either text or input_ids")
 	}
 	var params generateParams
@@ -114,7 +114,7 @@ func (e *Engine) generateJob(r *http.Request, req generateRequest) (job, error) 
 		if err := decodeObject(req.SamplingParams, &params); err != nil {
 			return job{}, err
 		}
-		if name := unknownParameter(req.SamplingParams); name != "" && e.Dialect.strictParameters {
+		if name := unknownParameter(req.SamplingParams); name != "" && e.Dialect.sglangNative {
 			return job{}, &apiError{status: http.StatusInternalServerError, Type: plainError, Message: "Internal Server Error"}
 		}
 	}

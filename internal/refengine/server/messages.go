@@ -132,18 +132,6 @@ func (e *Engine) messages(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// refuseMessage reports an error in a stream. vLLM sends the error only, SGLang a message without content around it. The
-// client may have disconnected.
-func (d Dialect) refuseMessage(stream *eventStream, head message, refused *apiError) {
-	if d.meta == nil {
-		_ = stream.sendNamed("error", object{"type": "error", "error": object{"type": "internal_error", "message": refused.Message}})
-		return
-	}
-	_ = stream.sendNamed("message_start", object{"type": "message_start", "message": head})
-	_ = stream.sendNamed("error", anthropicError(refused))
-	_ = stream.sendNamed("message_stop", object{"type": "message_stop"})
-}
-
 // streamMessage sends a message as events. The first event is sent with the first token.
 func (g *generation) streamMessage(ctx context.Context, stream *eventStream, head message) error {
 	begun, open := false, false

@@ -32,8 +32,6 @@ type parameters struct {
 	// maxTokens has a different name on each route.
 	maxTokens     *int
 	maxTokensName string
-	// positive rejects requests for 0 tokens.
-	positive bool
 	// echo requests a response that starts with the prompt.
 	echo             bool
 	defaultMaxTokens int

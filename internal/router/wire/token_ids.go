@@ -3,6 +3,7 @@
 package wire
 
 import (
+	"slices"
 	"strconv"
 
 	"github.com/semmoe/operator/internal/router/jsonscan"
@@ -13,9 +14,10 @@ import (
 var (
 	textMembersOfIDs = []string{"prompt", "input", "query", "items"}
 	idMembers        = []string{"input_ids", "token_ids"}
-	// instances contains requests.
-	instances = "instances"
 )
+
+// instances is the member of a request that contains requests.
+const instances = "instances"
 
 // TokenOutside returns a token id in the prompts of a request that a vocabulary of the given size does not have. found
 // is false if there is none. Numbers are compared as engines read them: 4e3, 4000.0 and, in lists of ids, "4000" are
@@ -35,22 +37,12 @@ func (b Body) TokenOutside(vocabulary int) (id string, found bool) {
 	elements, _ := jsonscan.Array(list, nil)
 	for _, at := range elements {
 		element := ParseBody(list[at.Start:at.End])
-		element.members = without(element.members, instances)
+		element.members = slices.DeleteFunc(element.members, func(m jsonscan.Member) bool { return string(m.Key) == instances })
 		if id, found = element.TokenOutside(vocabulary); found {
 			return id, true
 		}
 	}
 	return "", false
-}
-
-func without(members []jsonscan.Member, name string) []jsonscan.Member {
-	kept := members[:0:0]
-	for _, m := range members {
-		if string(m.Key) != name {
-			kept = append(kept, m)
-		}
-	}
-	return kept
 }
 
 // idOutside looks for an id outside of the vocabulary in nested lists. Objects end the search: engines reject them, or

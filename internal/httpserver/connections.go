@@ -5,11 +5,13 @@ package httpserver
 import (
 	"bytes"
 	"container/list"
+	"context"
 	"crypto/tls"
 	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // headerLineBytes is the memory of a parsed header line in addition to its text, in bytes: its map entry, its strings,
@@ -195,6 +197,25 @@ func BodyArrives(r *http.Request) (arrived func()) {
 		c.server.mu.Lock()
 		defer c.server.mu.Unlock()
 		c.stopWaiting()
+	}
+}
+
+// interruptBodies ends the reads of all bodies that are still arriving after BodyShutdownTimeout, until the context ends.
+// A request whose header was arriving may begin later, so it repeats.
+func (s *connections) interruptBodies(ctx context.Context) {
+	tick := time.NewTicker(BodyShutdownTimeout)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		s.mu.Lock()
+		for place := s.waiting.Front(); place != nil; place = place.Next() {
+			place.Value.(*connection).SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // a closed connection has no body to wait for
+		}
+		s.mu.Unlock()
 	}
 }
 

@@ -23,6 +23,8 @@ const (
 	defaultMaxConnections = 256
 	// DefaultReadHeaderTimeout limits the time of a TLS handshake, and of receiving a header. Both are short.
 	DefaultReadHeaderTimeout = 10 * time.Second
+	// BodyShutdownTimeout limits the time that a server that shuts down waits for the rest of a body (see BodyArrives).
+	BodyShutdownTimeout = time.Second
 	// defaultIdleTimeout limits the time that a connection stays open between two requests.
 	defaultIdleTimeout = 2 * time.Minute
 )
@@ -106,9 +108,12 @@ func (s *Server) counted(handler http.Handler) http.Handler {
 
 // Shutdown accepts no new requests and waits for running requests until the context ends. It closes connections without
 // a request after no request has run for a second, because http.Server waits 5 s for the first request of a connection.
+// A request whose body is not complete after BodyShutdownTimeout fails as if its client were too slow: a client that
+// stops sending must not delay the end of the process.
 func (s *Server) Shutdown(ctx context.Context) error {
 	idle, cancel := context.WithCancel(ctx)
 	defer cancel()
+	go s.connections.interruptBodies(idle)
 	go func() {
 		if s.running.idle(idle) {
 			s.Close() //nolint:errcheck // Shutdown returns the error

@@ -4,6 +4,7 @@ package httpserver
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -12,6 +13,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -157,6 +159,45 @@ func TestBusiestConnectionIsClosed(t *testing.T) {
 		if err := <-few; err != nil {
 			t.Errorf("a request of another connection: %v", err)
 		}
+	}
+}
+
+// TestShutdownWaitsForNoBody verifies that a client that stops sending its body delays the shutdown by no more than
+// BodyShutdownTimeout, and gets a response, while a request with a complete body continues.
+func TestShutdownWaitsForNoBody(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun, failed := make(chan struct{}, 2), make(chan error, 1)
+	server := New(Options{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		begun <- struct{}{}
+		if r.URL.Path == "/complete" {
+			if err := <-failed; !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("the incomplete body ends with %v", err)
+			}
+			ok(w, r)
+			return
+		}
+		arrived := BodyArrives(r)
+		_, err := io.ReadAll(r.Body)
+		arrived()
+		http.Error(w, "too slow", http.StatusRequestTimeout)
+		failed <- err
+	})})
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	_, complete := connect(t, listener.Addr().String(), "GET /complete HTTP/1.1\r\nHost: x\r\n\r\n")
+	_, incomplete := connect(t, listener.Addr().String(), "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf")
+	<-begun
+	<-begun
+	if err := server.Shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+	answered(t, incomplete, http.StatusRequestTimeout)
+	answered(t, complete, http.StatusOK)
+	if err := <-served; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -78,7 +78,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limits Limits) (*Body, err
 	case errors.Is(err, ErrNoMemory):
 		return nil, err
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, fmt.Errorf("%w: it must arrive within %v", ErrBodyTooSlow, limits.Timeout)
+		return nil, fmt.Errorf("%w: it must arrive within %v, or within %v once the server stops", ErrBodyTooSlow, limits.Timeout, httpserver.BodyShutdownTimeout)
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrBodyBroken, err)
 	case int64(len(body.Bytes())) > limits.MaxBodyBytes:

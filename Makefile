@@ -79,13 +79,13 @@ test: build controlplane helm ## Run the tests of every commit: all that need no
 .PHONY: test-stories
 test-stories:
 	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -timeout 30m ./test/e2e
-	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -p 2 $$(go list ./test/... | grep -v /test/e2e$$)
+	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -timeout 30m -p 2 $$(go list ./test/... | grep -v /test/e2e$$)
 
 .PHONY: test-packages
 test-packages:
-	$(TEST) -race -vet=off -short -p 2 $(RACED)
-	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -p 2 $$(go list ./... | grep -v /operator/test/ | grep -v -F -x -f <(go list $(RACED)))
-	CGO_ENABLED=0 $(TEST) -trimpath -vet=off ./internal/router -run TestMemoryAttacks
+	$(TEST) -race -vet=off -short -timeout 30m -p 2 $(RACED)
+	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -timeout 30m -p 2 $$(go list ./... | grep -v /operator/test/ | grep -v -F -x -f <(go list $(RACED)))
+	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -timeout 30m ./internal/router -run TestMemoryAttacks
 	cd internal/tools && CGO_ENABLED=0 go test -trimpath -vet=off ./...
 
 .PHONY: verify

@@ -25,6 +25,8 @@ type Solution struct {
 	Unplanned *cost.Report
 	// Worth is the result of WorthOf; nil if it was not computed.
 	Worth *Worth
+	// BatchRates is the result of BatchRates; nil if it was not computed.
+	BatchRates []BatchRate
 	// Unmet lists the load limits that the placement exceeds on the profile.
 	Unmet []string
 	// Neighbours is the comparison of tables with and without neighbours of unseen tokens; nil without embeddings.

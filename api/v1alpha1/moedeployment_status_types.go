@@ -449,7 +449,8 @@ type LARStatus struct {
 	// +kubebuilder:validation:Maximum=1000
 	BaselineMilli *int32 `json:"baselineMilli,omitempty"`
 
-	// predictedMilli is the rate that the plan in service predicts, in thousandths.
+	// predictedMilli is the rate that the plan in service predicts, in thousandths. With attention TensorParallel it is for
+	// the batch sizes in batchTokens.observed, once these are known.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000

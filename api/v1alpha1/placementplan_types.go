@@ -335,6 +335,20 @@ type PlanComparison struct {
 	Requests int32 `json:"requests,omitempty"`
 }
 
+// BatchLAR is a local activation rate in batches of one size.
+type BatchLAR struct {
+	// batchTokens is the size of a batch, in tokens over all ranks of a replica.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	BatchTokens int32 `json:"batchTokens"`
+
+	// larMilli is the predicted local activation rate, in thousandths.
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	LARMilli int32 `json:"larMilli"`
+}
+
 // PlanForecast is the score of a plan on the held-out requests of its profile.
 type PlanForecast struct {
 	// larMilli is the predicted local activation rate, in thousandths.
@@ -342,6 +356,14 @@ type PlanForecast struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	LARMilli int32 `json:"larMilli"`
+
+	// larByBatch contains the predicted local activation rate by batch size, ascending. larMilli is for batches of 4,096
+	// tokens. It is absent with attention DataParallel, whose rate does not depend on batch sizes, and where tokens are
+	// not shuffled.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=8
+	LARByBatch []BatchLAR `json:"larByBatch,omitempty"`
 
 	// baselineMilli is the local activation rate of the default placement with round-robin requests, in thousandths.
 	// +required

@@ -11,6 +11,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/locality"
 )
 
 const (
@@ -28,15 +29,15 @@ func (o observation) forecast() *semmoev1.PlanForecast {
 	return nil
 }
 
-// larStatus returns the reported local activation rate: the forecast of the plan, and the observed rate of the
-// revision. The observed rate keeps the previous report until it differs by a step and one minute has passed.
-func larStatus(previous *semmoev1.LARStatus, o observation, observes bool, now time.Time) *semmoev1.LARStatus {
+// larStatus returns the reported local activation rate: the forecast of the plan in batches of the reported sizes, and
+// the observed rate of the revision. The observed rate keeps the previous report until it differs by a step and one minute has passed.
+func larStatus(previous *semmoev1.LARStatus, batches *semmoev1.BatchTokensStatus, o observation, observes bool, now time.Time) *semmoev1.LARStatus {
 	lar := &semmoev1.LARStatus{}
 	if forecast := o.forecast(); forecast != nil {
 		lar.BaselineMilli = &forecast.BaselineMilli
 		lar.BaselineSummary = forecast.BaselineSummary
 		if o.ServingPlanning().Promise != nil {
-			lar.PredictedMilli = &forecast.LARMilli
+			lar.PredictedMilli = &locality.PromiseAt(forecast, batches).LARMilli
 		}
 	}
 	if observes {

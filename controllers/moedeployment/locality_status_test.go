@@ -65,7 +65,7 @@ func TestLARStatus(t *testing.T) {
 			if o.Observed.Engine = tc.engine; tc.few {
 				o.Observed.Sketch.Overall.Requests--
 			}
-			got := larStatus(tc.previous, o, true, moedtest.Start.Add(tc.after))
+			got := larStatus(tc.previous, nil, o, true, moedtest.Start.Add(tc.after))
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("lar (-want +got):\n%s", diff)
 			}
@@ -76,11 +76,11 @@ func TestLARStatus(t *testing.T) {
 // The plan's prediction is reported next to the observed rate only while the plan is in service.
 func TestLARStatusShowsThePlan(t *testing.T) {
 	plan := moedtest.PlanOf("m-1", "ab", nil)
-	ready := larStatus(nil, observation{Decision: decision.Decision{Planning: planner.Planning{Plan: plan}}}, true, moedtest.Start)
+	ready := larStatus(nil, nil, observation{Decision: decision.Decision{Planning: planner.Planning{Plan: plan}}}, true, moedtest.Start)
 	if ready == nil || *ready.BaselineMilli != 250 || ready.PredictedMilli != nil {
 		t.Errorf("a plan that is not in service gives %+v, want only its baseline", ready)
 	}
-	serving := larStatus(nil, observation{Decision: decision.Decision{Planning: planner.Planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}}, true, moedtest.Start)
+	serving := larStatus(nil, nil, observation{Decision: decision.Decision{Planning: planner.Planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}}, true, moedtest.Start)
 	if serving == nil || *serving.BaselineMilli != 250 || *serving.PredictedMilli != 400 {
 		t.Errorf("a plan in service gives %+v, want baseline and promise", serving)
 	}

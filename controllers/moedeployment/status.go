@@ -130,7 +130,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		PlanDigest:         shortDigest(o.ServingPlanning().Serving),
 		PendingPlan:        pendingPlan(o),
 		Rollout:            rolloutStatus(moed.Status.Rollout, o, now),
-		LAR:                larStatus(moed.Status.LAR, o, desired.Observes(moed) || desired.ObservesTokens(moed), now),
+		LAR:                larStatus(moed.Status.LAR, moed.Status.BatchTokens, o, desired.Observes(moed) || desired.ObservesTokens(moed), now),
 		Drift:              driftStatus(moed.Status.Drift, o.Drift, now),
 		Routing:            captureStatus(routingStatus(moed.Status.Routing, o, cmp.Or(o.Ranks, moed.Spec.Parallelism.ExpertParallelSize), desired.Observes(moed), now), moed.Status.Routing, o, desired.Observes(moed), now),
 	}

@@ -253,6 +253,8 @@ type solution struct {
 	LayerNanos          int64         `json:"layerNanos,omitempty"`
 	UnplannedLayerNanos int64         `json:"unplannedLayerNanos,omitempty"`
 	Worth               *solver.Worth `json:"worth,omitempty"`
+	// BatchRates are the local activation rates by batch size; nil where they do not depend on it.
+	BatchRates []solver.BatchRate `json:"batchRates,omitempty"`
 	// Chosen identifies the point of the Pareto front that became the plan.
 	Chosen string `json:"chosen,omitempty"`
 	// Copies records how the number of copies was chosen; nil if the spec sets it.

@@ -117,6 +117,7 @@ func (t *task) run(ctx context.Context, report func(step string, done, total int
 	if w := found.Worth; w != nil {
 		result.LayerNanos, result.UnplannedLayerNanos, result.Worth = nanos(w.LayerUS), nanos(w.BaselineLayerUS), w
 	}
+	result.BatchRates = found.BatchRates
 	result.Chosen, result.Copies, result.Neighbours = found.Plan.Chosen, found.Plan.Copies, found.Neighbours
 	result.Forecast, result.Forecasts = found.Plan.Forecast, found.Forecasts
 	if err := publishSolution(ctx, t.client, namespace, result, known); err != nil {
@@ -182,6 +183,9 @@ func (t *task) solve(ctx context.Context, manifest profile.Manifest, report func
 		if found.Worth, err = solver.WorthOf(ctx, recorded, found, options, t.inputs.minimumGainPercent()); err != nil {
 			return nil, err
 		}
+	}
+	if found.BatchRates, err = solver.BatchRates(ctx, recorded, found, options); err != nil {
+		return nil, err
 	}
 	return found, t.addSchedule(recorded, found.Plan, found.Report.LAR)
 }

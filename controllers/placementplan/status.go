@@ -127,6 +127,9 @@ func forecastOf(s *solution) *semmoev1.PlanForecast {
 	if s.Inputs.Attention == placement.TensorParallel {
 		forecast.Method = methodOf(s.Forecast)
 	}
+	for _, r := range s.BatchRates {
+		forecast.LARByBatch = append(forecast.LARByBatch, semmoev1.BatchLAR{BatchTokens: int32(r.BatchTokens), LARMilli: rate(r.LAR)})
+	}
 	if s.LayerNanos > 0 {
 		forecast.LayerNanos, forecast.BaselineLayerNanos = s.LayerNanos, s.UnplannedLayerNanos
 		forecast.Hardware = printable.Line(s.Report.Hardware, maxHardware)

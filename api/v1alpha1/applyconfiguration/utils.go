@@ -26,6 +26,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.AffinityProfileStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("BackendSpec"):
 		return &apiv1alpha1.BackendSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("BatchLAR"):
+		return &apiv1alpha1.BatchLARApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("BatchTokensStatus"):
 		return &apiv1alpha1.BatchTokensStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("CacheSpec"):

@@ -54,6 +54,7 @@ func Assess(s *Snapshot, p planner.Planning, reports []lar.Report) (locality.Ass
 	if in.Promise == nil && promise != nil {
 		in.Promise = promise.Status.Forecast
 	}
+	in.Promise = locality.PromiseAt(in.Promise, moed.Status.BatchTokens) // of the status, which changes in steps
 	switch {
 	case in.Plan == nil:
 	case moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus:

@@ -120,6 +120,15 @@ var schemaYAML = typed.YAMLObject(`types:
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.AttentionParallelism
   scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.BatchLAR
+  map:
+    fields:
+    - name: batchTokens
+      type:
+        scalar: numeric
+    - name: larMilli
+      type:
+        scalar: numeric
 - name: com.github.semmoe.operator.api.v1alpha1.BatchTokensSource
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.BatchTokensStatus
@@ -938,6 +947,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: hardware
       type:
         scalar: string
+    - name: larByBatch
+      type:
+        list:
+          elementType:
+            namedType: com.github.semmoe.operator.api.v1alpha1.BatchLAR
+          elementRelationship: atomic
     - name: larMilli
       type:
         scalar: numeric

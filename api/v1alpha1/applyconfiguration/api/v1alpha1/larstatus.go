@@ -18,7 +18,8 @@ type LARStatusApplyConfiguration struct {
 	// baselineMilli is the rate of the default placement with round-robin requests, in thousandths, on the held-out
 	// requests of the profile.
 	BaselineMilli *int32 `json:"baselineMilli,omitempty"`
-	// predictedMilli is the rate that the plan in service predicts, in thousandths.
+	// predictedMilli is the rate that the plan in service predicts, in thousandths. With attention TensorParallel it is for
+	// the batch sizes in batchTokens.observed, once these are known.
 	PredictedMilli *int32 `json:"predictedMilli,omitempty"`
 	// observedMilli is the observed rate, in thousandths. It is absent while too few requests are observed.
 	ObservedMilli *int32 `json:"observedMilli,omitempty"`

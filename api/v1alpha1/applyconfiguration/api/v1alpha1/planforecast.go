@@ -15,6 +15,10 @@ import (
 type PlanForecastApplyConfiguration struct {
 	// larMilli is the predicted local activation rate, in thousandths.
 	LARMilli *int32 `json:"larMilli,omitempty"`
+	// larByBatch contains the predicted local activation rate by batch size, ascending. larMilli is for batches of 4,096
+	// tokens. It is absent with attention DataParallel, whose rate does not depend on batch sizes, and where tokens are
+	// not shuffled.
+	LARByBatch []BatchLARApplyConfiguration `json:"larByBatch,omitempty"`
 	// baselineMilli is the local activation rate of the default placement with round-robin requests, in thousandths.
 	BaselineMilli *int32 `json:"baselineMilli,omitempty"`
 	// upperBoundMilli is an upper bound of the local activation rate of any plan, in thousandths.
@@ -72,6 +76,19 @@ func PlanForecast() *PlanForecastApplyConfiguration {
 // If called multiple times, the LARMilli field is set to the value of the last call.
 func (b *PlanForecastApplyConfiguration) WithLARMilli(value int32) *PlanForecastApplyConfiguration {
 	b.LARMilli = &value
+	return b
+}
+
+// WithLARByBatch adds the given value to the LARByBatch field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the LARByBatch field.
+func (b *PlanForecastApplyConfiguration) WithLARByBatch(values ...*BatchLARApplyConfiguration) *PlanForecastApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithLARByBatch")
+		}
+		b.LARByBatch = append(b.LARByBatch, *values[i])
+	}
 	return b
 }
 

@@ -47,6 +47,9 @@ type event struct {
 	// single blocks that do.
 	keyed       bool
 	keyedBlocks []int
+	// adapter is the name of the LoRA adapter, unnamed is true for one without a name.
+	adapter string
+	unnamed bool
 }
 
 // errMalformed is returned for bytes that are no batch of events.
@@ -193,7 +196,13 @@ func (e *event) decodeMember(name string, b []byte) (rest []byte, err error) {
 		e.medium, rest, err = readText(b)
 	case "group_idx":
 		e.group, rest, err = readInt(b)
-	case "lora_id", "lora_name", "cache_salt":
+	case "lora_name":
+		e.keyed = true
+		e.adapter, rest, err = readText(b)
+	case "lora_id":
+		e.keyed, e.unnamed = true, true
+		rest, err = msgp.Skip(b)
+	case "cache_salt":
 		e.keyed = true
 		rest, err = msgp.Skip(b)
 	case "extra_keys":
@@ -310,12 +319,12 @@ func readInt(b []byte) (int, []byte, error) {
 	return int(number), rest, err
 }
 
-// maxMedium bounds the name of a medium, which is only compared.
-const maxMedium = 32
+// maxText bounds the names of media and adapters, which are only compared.
+const maxText = 256
 
 func readText(b []byte) (string, []byte, error) {
 	text, rest, err := msgp.ReadStringZC(b)
-	if err == nil && len(text) > maxMedium {
+	if err == nil && len(text) > maxText {
 		err = fmt.Errorf("a text of %d bytes", len(text))
 	}
 	return string(text), rest, err

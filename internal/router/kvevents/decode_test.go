@@ -23,7 +23,7 @@ func TestDecodesBothEncodings(t *testing.T) {
 	bare := want
 	bare.medium = ""
 	lora, keyed, grouped, odd := bare, want, want, want
-	lora.keyed, keyed.keyedBlocks, odd.keyed = true, []int{1}, true
+	lora.keyed, lora.adapter, keyed.keyedBlocks, odd.keyed = true, "lora", []int{1}, true
 	grouped.group = 1
 	negative := bare
 	negative.hashes = []uint64{math.MaxUint64 - 1, 11}
@@ -32,21 +32,21 @@ func TestDecodesBothEncodings(t *testing.T) {
 		want  event
 	}{
 		"a map, as vLLM 0.32 and SGLang 0.5.23 send it": {kveventstest.Stored(-1, []int64{10, 11}, four, 2), want},
-		"a map with a parent":                    {kveventstest.Stored(9, []int64{10, 11}, four, 2), child},
-		"an array, as SGLang 0.5.12 sends it":    {kveventstest.StoredArray(-1, []int64{10, 11}, four, 2), bare},
-		"a hash with the highest bit":            {kveventstest.StoredArray(-1, []int64{-2, 11}, four, 2), negative},
-		"an array with a medium":                 {kveventstest.StoredArray(-1, []int64{10, 11}, four, 2, "GPU"), want},
-		"an array with a LoRA name":              {kveventstest.StoredArray(-1, []int64{10, 11}, four, 2, nil, "lora"), lora},
-		"an array with keys of the second block": {kveventstest.StoredArray(-1, []int64{10, 11}, four, 2, "GPU", nil, []any{nil, []any{"image"}}), keyed},
-		"an array without keys of blocks":        {kveventstest.StoredArray(-1, []int64{10, 11}, four, 2, "GPU", nil, []any{nil, []any{}}), want},
-		"another kind of keys":                   {kveventstest.StoredArray(-1, []int64{10, 11}, four, 2, "GPU", nil, "session"), odd},
-		"a group, and elements of the future":    {kveventstest.StoredArray(-1, []int64{10, 11}, four, 2, "GPU", nil, nil, 1, "full", 4096, true), grouped},
-		"removed":                {kveventstest.Removed(10), event{kind: removed, hashes: []uint64{10}, medium: "GPU", group: noGroup}},
-		"removed, an array":      {kveventstest.RemovedArray("CPU_PINNED", 10), event{kind: removed, hashes: []uint64{10}, medium: "CPU_PINNED", group: noGroup}},
-		"cleared":                {kveventstest.Cleared(), event{kind: cleared, group: noGroup}},
-		"a kind of the future":   {msgp.AppendInt(msgp.AppendString(msgp.AppendArrayHeader(nil, 2), "BlockTransferred"), 1), event{group: noGroup}},
-		"pairs of draft models":  {pairs(), event{kind: stored, hashes: []uint64{10}, tokens: []int32{1, 2}, size: 2, group: noGroup}},
-		"a token above an int32": {kveventstest.Event(bigToken()), event{kind: stored, hashes: []uint64{10}, tokens: []int32{outside}, size: 1, group: noGroup}},
+		"a map with a parent":                           {kveventstest.Stored(9, []int64{10, 11}, four, 2), child},
+		"an array, as SGLang 0.5.12 sends it":           {kveventstest.StoredArray(-1, []int64{10, 11}, four, 2), bare},
+		"a hash with the highest bit":                   {kveventstest.StoredArray(-1, []int64{-2, 11}, four, 2), negative},
+		"an array with a medium":                        {kveventstest.StoredArray(-1, []int64{10, 11}, four, 2, "GPU"), want},
+		"an array with a LoRA name":                     {kveventstest.StoredArray(-1, []int64{10, 11}, four, 2, nil, "lora"), lora},
+		"an array with keys of the second block":        {kveventstest.StoredArray(-1, []int64{10, 11}, four, 2, "GPU", nil, []any{nil, []any{"image"}}), keyed},
+		"an array without keys of blocks":               {kveventstest.StoredArray(-1, []int64{10, 11}, four, 2, "GPU", nil, []any{nil, []any{}}), want},
+		"another kind of keys":                          {kveventstest.StoredArray(-1, []int64{10, 11}, four, 2, "GPU", nil, "session"), odd},
+		"a group, and elements of the future":           {kveventstest.StoredArray(-1, []int64{10, 11}, four, 2, "GPU", nil, nil, 1, "full", 4096, true), grouped},
+		"removed":                                       {kveventstest.Removed(10), event{kind: removed, hashes: []uint64{10}, medium: "GPU", group: noGroup}},
+		"removed, an array":                             {kveventstest.RemovedArray("CPU_PINNED", 10), event{kind: removed, hashes: []uint64{10}, medium: "CPU_PINNED", group: noGroup}},
+		"cleared":                                       {kveventstest.Cleared(), event{kind: cleared, group: noGroup}},
+		"a kind of the future":                          {msgp.AppendInt(msgp.AppendString(msgp.AppendArrayHeader(nil, 2), "BlockTransferred"), 1), event{group: noGroup}},
+		"pairs of draft models":                         {pairs(), event{kind: stored, hashes: []uint64{10}, tokens: []int32{1, 2}, size: 2, group: noGroup}},
+		"a token above an int32":                        {kveventstest.Event(bigToken()), event{kind: stored, hashes: []uint64{10}, tokens: []int32{outside}, size: 1, group: noGroup}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			events, rank, err := decodeBatch(kveventstest.Batch(3, test.event))

@@ -21,6 +21,8 @@ type Prompt struct {
 	// Tokens returns at least n tokens from the beginning, or all if there are fewer. Further calls return the same
 	// tokens, and more.
 	Tokens func(n int) []int32
+	// Model is the model that the request names. Ranks on which it is a LoRA adapter are left out of the result.
+	Model string
 	// MayPrecede reports whether an engine may add a token before the first one, such as the token for the beginning of a
 	// text; nil means never. Tokens with which cached prompts begin are tried.
 	MayPrecede func(token int32) bool
@@ -35,7 +37,7 @@ func (s *Subscriptions) Cached(prompt Prompt) map[Place]int {
 	var first []int32
 	for place, r := range s.ranks() {
 		size, known := r.state()
-		if !known {
+		if !known || r.adapts(prompt.Model) {
 			continue
 		}
 		if cached[place] = 0; size == 0 {

@@ -19,11 +19,10 @@ var reasons = []string{reasonDisconnected, reasonGap, reasonMalformed, reasonRan
 
 // metrics are the metrics of the subscriptions.
 type metrics struct {
-	events, unindexed, drops *prometheus.CounterVec
-	subscriptions            *Subscriptions
+	events, unindexed, drops, requests *prometheus.CounterVec
 }
 
-func newMetrics(s *Subscriptions) *metrics {
+func newMetrics() *metrics {
 	counter := func(name, help, label string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
 	}
@@ -33,7 +32,11 @@ func newMetrics(s *Subscriptions) *metrics {
 			"Stored blocks that are not indexed, by reason: keyed (of a LoRA adapter, an image or a salt), orphan (the previous block is not known) or full (too many blocks).", "reason"),
 		drops: counter("semmoe_router_kv_event_drops_total",
 			"Times that KV events of a rank were not used, by reason: disconnected, gap, malformed, rank, block_size, groups or vocabulary.", "reason"),
-		subscriptions: s,
+		requests: counter("semmoe_router_kv_requests_total",
+			"Requests by how the cached prefix on their rank is known: exact (KV events) or estimated (requests sent).", "prefix"),
+	}
+	for _, prefix := range []string{exact, estimated} {
+		m.requests.WithLabelValues(prefix)
 	}
 	for _, event := range []string{"stored", "removed", "cleared", "ignored"} {
 		m.events.WithLabelValues(event)
@@ -45,6 +48,18 @@ func newMetrics(s *Subscriptions) *metrics {
 		m.drops.WithLabelValues(reason)
 	}
 	return m
+}
+
+// How the cached prefix of a request is known.
+const exact, estimated = "exact", "estimated"
+
+// CountRequest counts a request whose cached prefix is known by KV events, or estimated.
+func (s *Subscriptions) CountRequest(known bool) {
+	prefix := estimated
+	if known {
+		prefix = exact
+	}
+	s.metrics.requests.WithLabelValues(prefix).Inc()
 }
 
 // add counts what a batch did.
@@ -74,7 +89,7 @@ func (s *Subscriptions) Collectors() []prometheus.Collector {
 		})
 	}
 	return []prometheus.Collector{
-		s.metrics.events, s.metrics.unindexed, s.metrics.drops, ranks("live", true), ranks("down", false),
+		s.metrics.events, s.metrics.unindexed, s.metrics.drops, s.metrics.requests, ranks("live", true), ranks("down", false),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "semmoe_router_kv_blocks", Help: "Blocks of KV caches that are indexed by KV events, over all ranks."},
 			func() float64 { return float64(s.total.Load()) }),
 	}

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"hash/maphash"
 	"math"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 )
@@ -18,6 +20,8 @@ const (
 	// indexed.
 	maxRankBlocks = 1 << 17
 	maxBlocks     = 1 << 21
+	// maxAdapters is the maximum number of LoRA adapters of a rank whose names are kept.
+	maxAdapters = 64
 	// maxStarts is the maximum number of different first tokens of prompts that are kept per rank.
 	maxStarts = 4
 )
@@ -41,20 +45,29 @@ type rank struct {
 	mu sync.RWMutex
 	// live is true while the events are complete: the subscription is connected and replayed.
 	live bool
-	// grouped is true for a model whose prefixes depend on several groups of blocks.
-	grouped bool
+	// grouped is true for a model whose prefixes depend on several groups of blocks. mixed is true if the rank serves LoRA
+	// adapters without names, so that their requests cannot be distinguished. adapters are the names of the others.
+	grouped, mixed bool
+	adapters       []string
 	// size is the number of tokens of a block; 0 while no block is known.
 	size int
-	// blocks maps the hash of the engine to the hash of this package, for removals and for the blocks that follow. held
-	// contains the latter.
-	blocks map[uint64]uint64
+	// blocks contains the blocks by the hash of the engine, for removals and for the blocks that follow. held contains
+	// their hashes of this package.
+	blocks map[uint64]block
 	held   map[uint64]struct{}
 	// starts are different first tokens of prompts.
 	starts []int32
 }
 
+// block is a block that a rank has cached. hash is its hash of this package. vLLM keeps several copies of a block if
+// requests compute it at the same time, and reports each copy.
+type block struct {
+	hash   uint64
+	copies int32
+}
+
 func newRank(number, vocabulary int, total *atomic.Int64) *rank {
-	return &rank{number: number, vocabulary: vocabulary, total: total, blocks: map[uint64]uint64{}, held: map[uint64]struct{}{}}
+	return &rank{number: number, vocabulary: vocabulary, total: total, blocks: map[uint64]block{}, held: map[uint64]struct{}{}}
 }
 
 // rootHash is the hash before the first block.
@@ -80,7 +93,7 @@ func (r *rank) setLive(live bool) {
 	defer r.mu.Unlock()
 	if r.live = live; !live {
 		r.clear()
-		r.size, r.grouped, r.starts = 0, false, nil
+		r.size, r.grouped, r.mixed, r.adapters, r.starts = 0, false, false, nil, nil
 	}
 }
 
@@ -94,7 +107,7 @@ func (r *rank) forget() {
 // clear is forget. The lock must be held.
 func (r *rank) clear() {
 	r.total.Add(-int64(len(r.blocks)))
-	r.blocks, r.held = map[uint64]uint64{}, map[uint64]struct{}{}
+	r.blocks, r.held = map[uint64]block{}, map[uint64]struct{}{}
 }
 
 // changes counts what events did.
@@ -142,9 +155,14 @@ func (r *rank) applyOne(e *event, h *hasher, done *changes) error {
 	case e.kind == removed:
 		done.removed++
 		for _, hash := range e.hashes {
-			if own, known := r.blocks[hash]; known {
+			b, known := r.blocks[hash]
+			switch {
+			case !known:
+			case b.copies > 1:
+				r.blocks[hash] = block{b.hash, b.copies - 1}
+			default:
 				delete(r.blocks, hash)
-				delete(r.held, own)
+				delete(r.held, b.hash)
 				r.total.Add(-1)
 			}
 		}
@@ -162,17 +180,19 @@ func (r *rank) store(e *event, h *hasher, done *changes) error {
 		return err
 	}
 	r.size = e.size
+	r.addAdapter(e)
 	limit := r.vocabulary
 	if limit == 0 {
 		limit = math.MaxInt32
 	}
 	previous := uint64(rootHash)
 	if e.hasParent {
-		var known bool
-		if previous, known = r.blocks[e.parent]; !known {
+		parent, known := r.blocks[e.parent]
+		if !known {
 			done.orphans += len(e.hashes)
 			return nil
 		}
+		previous = parent.hash
 	}
 	if e.keyed {
 		done.keyed += len(e.hashes)
@@ -190,16 +210,18 @@ func (r *rank) store(e *event, h *hasher, done *changes) error {
 			}
 		}
 		previous = h.chain(previous, tokens)
-		if _, known := r.blocks[hash]; !known {
+		b, known := r.blocks[hash]
+		if !known {
 			if len(r.blocks) >= maxRankBlocks || r.total.Load() >= maxBlocks {
 				done.full += len(e.hashes) - i
 				return nil
 			}
 			r.total.Add(1)
-		} else {
-			delete(r.held, r.blocks[hash])
+		} else if b.hash != previous {
+			delete(r.held, b.hash)
+			b.copies = 0
 		}
-		r.blocks[hash] = previous
+		r.blocks[hash] = block{previous, b.copies + 1}
 		r.held[previous] = struct{}{}
 		if i == 0 && !e.hasParent {
 			r.addStart(tokens[0])
@@ -208,14 +230,22 @@ func (r *rank) store(e *event, h *hasher, done *changes) error {
 	return nil
 }
 
+// addAdapter records the adapter of an event.
+func (r *rank) addAdapter(e *event) {
+	switch {
+	case e.adapter == "":
+		r.mixed = r.mixed || e.unnamed
+	case slices.Contains(r.adapters, e.adapter):
+	case len(r.adapters) == maxAdapters:
+		r.mixed = true
+	default:
+		r.adapters = append(r.adapters, e.adapter)
+	}
+}
+
 // addStart records the first token of a prompt.
 func (r *rank) addStart(token int32) {
-	for _, known := range r.starts {
-		if known == token {
-			return
-		}
-	}
-	if len(r.starts) < maxStarts {
+	if !slices.Contains(r.starts, token) && len(r.starts) < maxStarts {
 		r.starts = append(r.starts, token)
 	}
 }
@@ -232,21 +262,25 @@ func (r *rank) holds(hash uint64) bool {
 func (r *rank) state() (size int, known bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return r.size, r.live && !r.grouped
+	return r.size, r.live && !r.grouped && !r.mixed
+}
+
+// adapts reports whether a model is a LoRA adapter of the rank, whose blocks are not indexed. SGLang accepts a name after
+// that of the model and a colon.
+func (r *rank) adapts(model string) bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return slices.ContainsFunc(r.adapters, func(name string) bool { return model == name || strings.HasSuffix(model, ":"+name) })
 }
 
 // firstTokens appends the first tokens of prompts to a list without duplicates.
 func (r *rank) firstTokens(tokens []int32) []int32 {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-next:
 	for _, token := range r.starts {
-		for _, known := range tokens {
-			if known == token {
-				continue next
-			}
+		if !slices.Contains(tokens, token) {
+			tokens = append(tokens, token)
 		}
-		tokens = append(tokens, token)
 	}
 	return tokens
 }

@@ -61,9 +61,7 @@ type Subscriptions struct {
 // New returns subscriptions to the ranks that publish from a port on: rank r of a pod with n ranks at port+r, with
 // replays at port+n+r.
 func New(port int, log logr.Logger) *Subscriptions {
-	s := &Subscriptions{port: port, log: log.WithName("kv-events"), running: map[Target]*subscription{}, byPlace: map[Place]*rank{}}
-	s.metrics = newMetrics(s)
-	return s
+	return &Subscriptions{port: port, log: log.WithName("kv-events"), metrics: newMetrics(), running: map[Target]*subscription{}, byPlace: map[Place]*rank{}}
 }
 
 // Run ends all subscriptions at the end of the context, and waits for them.

@@ -151,15 +151,19 @@ func TestMalformedMessages(t *testing.T) {
 		reason string
 		kept   int
 	}{
-		"no batch":           {func(r *kveventstest.Rank) { r.Publish([]byte("hello")) }, reasonMalformed, 0},
-		"one frame":          {func(r *kveventstest.Rank) { r.Send([]byte("hello")) }, reasonMalformed, 0},
-		"a short number":     {func(r *kveventstest.Rank) { r.Send([]byte("kv"), number[:4], first) }, reasonMalformed, 0},
-		"another model":      {func(r *kveventstest.Rank) { r.Publish(kveventstest.Batch(0, kveventstest.Stored(-1, []int64{20}, []int32{1, 1000}, 2))) }, reasonVocabulary, 4},
-		"another rank":       {func(r *kveventstest.Rank) { r.Publish(kveventstest.Batch(3, kveventstest.Removed(10))) }, reasonRank, 0},
-		"another block size": {func(r *kveventstest.Rank) { r.Publish(kveventstest.Batch(0, kveventstest.Stored(-1, []int64{20}, []int32{1, 2, 3, 4}, 4))) }, reasonBlockSize, 0},
-		"no ZMTP":            {func(r *kveventstest.Rank) { r.SendRaw([]byte("HTTP/1.1 400 Bad Request\r\n\r\n")) }, reasonDisconnected, 4},
-		"a huge frame":       {func(r *kveventstest.Rank) { r.SendRaw([]byte{2, 0, 0, 1, 0, 0, 0, 0, 0}) }, reasonDisconnected, 4},
-		"many frames":        {func(r *kveventstest.Rank) { r.Send(make([][]byte, maxFrames+1)...) }, reasonDisconnected, 4},
+		"no batch":       {func(r *kveventstest.Rank) { r.Publish([]byte("hello")) }, reasonMalformed, 0},
+		"one frame":      {func(r *kveventstest.Rank) { r.Send([]byte("hello")) }, reasonMalformed, 0},
+		"a short number": {func(r *kveventstest.Rank) { r.Send([]byte("kv"), number[:4], first) }, reasonMalformed, 0},
+		"another model": {func(r *kveventstest.Rank) {
+			r.Publish(kveventstest.Batch(0, kveventstest.Stored(-1, []int64{20}, []int32{1, 1000}, 2)))
+		}, reasonVocabulary, 4},
+		"another rank": {func(r *kveventstest.Rank) { r.Publish(kveventstest.Batch(3, kveventstest.Removed(10))) }, reasonRank, 0},
+		"another block size": {func(r *kveventstest.Rank) {
+			r.Publish(kveventstest.Batch(0, kveventstest.Stored(-1, []int64{20}, []int32{1, 2, 3, 4}, 4)))
+		}, reasonBlockSize, 0},
+		"no ZMTP":      {func(r *kveventstest.Rank) { r.SendRaw([]byte("HTTP/1.1 400 Bad Request\r\n\r\n")) }, reasonDisconnected, 4},
+		"a huge frame": {func(r *kveventstest.Rank) { r.SendRaw([]byte{2, 0, 0, 1, 0, 0, 0, 0, 0}) }, reasonDisconnected, 4},
+		"many frames":  {func(r *kveventstest.Rank) { r.Send(make([][]byte, maxFrames+1)...) }, reasonDisconnected, 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := kveventstest.Start(t, 1, true)

@@ -62,6 +62,9 @@ func malformed(what string, cause error) error {
 	return fmt.Errorf("%w: %s: %w", errMalformed, what, cause)
 }
 
+// maxEvents is the maximum number of events of a batch. An engine reports the blocks of one step, some thousand at most.
+const maxEvents = 1 << 16
+
 // decodeBatch decodes a batch: an array of a time, the events and, if known, the rank. Further elements are ignored.
 func decodeBatch(payload []byte) (events []event, rank int, err error) {
 	n, rest, err := arrayHeader(payload)
@@ -72,8 +75,8 @@ func decodeBatch(payload []byte) (events []event, rank int, err error) {
 		return nil, 0, malformed("time", err)
 	}
 	count, rest, err := arrayHeader(rest)
-	if err != nil {
-		return nil, 0, malformed("events", err)
+	if err != nil || count > maxEvents {
+		return nil, 0, malformed(fmt.Sprintf("%d events; want %d at most", count, maxEvents), err)
 	}
 	for i := range count {
 		var e event

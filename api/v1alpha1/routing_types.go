@@ -47,6 +47,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="self.mode == 'Router' || !has(self.maxAttempts)",message="maxAttempts needs mode Router: in the other modes no request router sends a request",fieldPath=".maxAttempts"
 // +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.tracing)",message="tracing needs mode Router or EndpointPicker: with None there is no request router",fieldPath=".tracing"
 // +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.accessLogPercent)",message="accessLogPercent needs mode Router or EndpointPicker: with None there is no request router",fieldPath=".accessLogPercent"
+// +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.kvEvents)",message="kvEvents needs mode Router or EndpointPicker: with None there is no request router",fieldPath=".kvEvents"
 type RoutingSpec struct {
 	// mode is Router, EndpointPicker or None. Default Router. With Router clients connect to the operator's request
 	// router. With EndpointPicker a Gateway asks the request router for the rank of each request, through an
@@ -151,6 +152,12 @@ type RoutingSpec struct {
 	// +kubebuilder:validation:items:Pattern=`^(/[A-Za-z0-9._~-]+)+$`
 	PassThrough []string `json:"passThrough,omitempty"`
 
+	// kvEvents makes the engines publish the changes of their prefix caches to the request routers, which then know what
+	// each rank has cached. Default: request routers estimate it from the requests that they have sent. A change restarts
+	// the engines. It requires SGLang, VLLM or VLLMAscend, and podsPerReplica 1.
+	// +optional
+	KVEvents *RoutingKVEvents `json:"kvEvents,omitempty"`
+
 	// tls makes the request routers serve clients by TLS. Default: plain text. It requires mode Router.
 	// +optional
 	TLS *RoutingTLS `json:"tls,omitempty"`
@@ -170,6 +177,18 @@ type RoutingSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
 	AccessLogPercent *int32 `json:"accessLogPercent,omitempty"`
+}
+
+// RoutingKVEvents configures the KV events of the engines (ZeroMQ). They contain the token IDs of prompts in plain text:
+// with networkPolicy Managed and mode Router, only the request routers can connect to their ports.
+type RoutingKVEvents struct {
+	// port is the first of two ports for each rank of a pod: the ports of the ranks, then those of their replays. Default
+	// 5557.
+	// +optional
+	// +kubebuilder:default=5557
+	// +kubebuilder:validation:Minimum=1024
+	// +kubebuilder:validation:Maximum=65534
+	Port int32 `json:"port,omitempty"`
 }
 
 // RoutingTracing configures the spans of request routers. A collector that cannot be reached delays no request.

@@ -96,6 +96,7 @@ func (f *routerFlags) add(command *cobra.Command) {
 	flags.DurationVar(&f.options.Pool.Hold, "hold", 0, "maximum time that a request waits for the rank of its experts while this rank has more than its share of the last 128 requests, up to "+dispatch.MaxWait.String()+": improves locality and delays the first token; 0 disables waiting (policy price)")
 	flags.IntVar(&f.options.Pool.PendingLimitPerRank, "pending-limit-per-rank", 0, "maximum number of concurrent requests per rank of a pod; requests above the limit on all ranks get status 429; 0 means no limit")
 	flags.IntVar(&f.options.Pool.CacheTokensPerRank, "cache-tokens-per-rank", defaults.CacheTokensPerRank, "assumed KV cache capacity per rank in tokens")
+	flags.IntVar(&f.options.KVEventsPort, "kv-events-port", 0, "port at which rank 0 of an engine publishes KV events (ZeroMQ): rank r of n at this port plus r, with replays at this port plus n plus r; policies price and prefix then know the cached prefixes of prompts without a chat template; 0 means that all are estimated")
 	flags.Int64Var(&f.options.MaxBodyBytes, "max-body-bytes", 32<<20, "maximum size of a request body in bytes; all request bodies together are limited to 384 MiB, and incomplete ones to 64 MiB or twice this value plus 1 MiB, whichever is larger")
 	flags.IntVar(&f.options.MaxConnections, "max-connections", router.DefaultMaxConnections, "maximum number of client connections, or, with --endpoint-picker, of concurrent gateway requests")
 	flags.StringSliceVar(&f.options.PassThrough, "pass-through", nil, fmt.Sprintf("comma-separated paths of up to %d further engine routes that clients may use; administrative routes are rejected", engine.MaxPassThrough))
@@ -132,7 +133,7 @@ func (f *routerFlags) checkTimesAndPorts() error {
 		name string
 		port int
 	}{
-		{"port", o.Port}, {"metrics-port", o.MetricsPort}, {"private-port", o.PrivatePort}, {"ext-proc-port", f.gateway.port}, {"health-port", f.gateway.healthPort},
+		{"port", o.Port}, {"metrics-port", o.MetricsPort}, {"private-port", o.PrivatePort}, {"kv-events-port", o.KVEventsPort}, {"ext-proc-port", f.gateway.port}, {"health-port", f.gateway.healthPort},
 	} {
 		if flag.port < 0 || flag.port > 65535 {
 			return fmt.Errorf("--%s is %d: want 0 to 65535", flag.name, flag.port)

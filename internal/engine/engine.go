@@ -217,6 +217,8 @@ type Launch struct {
 	OptionsFile string
 	// Options are user-provided options, in YAML, that are merged into this file. They may be empty.
 	Options string
+	// KVEventsPort is the first port for KV events; 0 means none.
+	KVEventsPort int32
 	// Overlap describes how exchange and computation overlap. Its zero value sets nothing.
 	Overlap semmoev1.OverlapSpec
 }

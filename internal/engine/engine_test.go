@@ -91,6 +91,58 @@ func TestTLSFlags(t *testing.T) {
 	}
 }
 
+// TestKVEventsFlag checks the flag for KV events, and that users may set it only where the operator does not.
+func TestKVEventsFlag(t *testing.T) {
+	for engineType, want := range map[string]string{
+		"SGLang":     `--kv-events-config {"endpoint":"tcp://*:5557","publisher":"zmq","replay_endpoint":"tcp://*:5561"}`,
+		"VLLM":       `--kv-events-config {"enable_kv_cache_events":true,"endpoint":"tcp://*:5557","publisher":"zmq","replay_endpoint":"tcp://*:5561"}`,
+		"VLLMAscend": `--kv-events-config {"enable_kv_cache_events":true,"endpoint":"tcp://*:5557","publisher":"zmq","replay_endpoint":"tcp://*:5561"}`,
+	} {
+		adapter, err := registry.For(engineType)
+		if err != nil {
+			t.Fatal(err)
+		}
+		launch := engine.Launch{ModelPath: "/models/m", ServedModelName: "m", Host: "h", Port: 1, Ranks: 4, AttentionDP: true}
+		for _, user := range []string{"--kv-events-config={}", "--kv_events_config {}", "--kv-events-config.endpoint=tcp://*:1"} {
+			if args, err := adapter.Args(launch, strings.Fields(user)); err != nil || strings.Contains(strings.Join(args, " "), "zmq") {
+				t.Errorf("%s without KV events and with %q: %v, error %v", engineType, user, args, err)
+			}
+			launch := launch
+			launch.KVEventsPort = 5557
+			if _, err := adapter.Args(launch, strings.Fields(user)); err == nil || !strings.Contains(err.Error(), "contradicts spec.routing.kvEvents") {
+				t.Errorf("%s with %q: error %v", engineType, user, err)
+			}
+		}
+		launch.KVEventsPort = 5557
+		args, err := adapter.Args(launch, nil)
+		if text := strings.Join(args, " "); err != nil || !strings.Contains(text, want) {
+			t.Errorf("%s: %s, error %v; want %s", engineType, text, err, want)
+		}
+	}
+}
+
+// TestKVEventPorts checks the ports of KV events, and that they must be free.
+func TestKVEventPorts(t *testing.T) {
+	for name, test := range map[string]struct {
+		launch      engine.Launch
+		first, last int32
+		taken       int32
+		want        string
+	}{
+		"none":                  {launch: engine.Launch{Ranks: 8, AttentionDP: true}},
+		"data parallel":         {launch: engine.Launch{Ranks: 8, AttentionDP: true, KVEventsPort: 5557}, first: 5557, last: 5572, taken: 5573},
+		"tensor parallel":       {launch: engine.Launch{Ranks: 8, KVEventsPort: 5557}, first: 5557, last: 5558, taken: 5559},
+		"the port of requests":  {launch: engine.Launch{Ranks: 8, AttentionDP: true, KVEventsPort: 30000}, first: 30000, last: 30015, taken: 30015, want: "spec.routing.kvEvents.port: the engine needs ports 30000 to 30015, but 30015 is taken"},
+		"above the last number": {launch: engine.Launch{Ranks: 8, AttentionDP: true, KVEventsPort: 65530}, first: 65530, last: 65545, want: "spec.routing.kvEvents.port: 65530 is too high: the engine needs 16 ports"},
+	} {
+		first, last := test.launch.KVEventPorts()
+		err := test.launch.CheckKVEventPorts(test.taken)
+		if first != test.first || last != test.last || (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: ports %d to %d, error %v; want %d to %d, %q", name, first, last, err, test.first, test.last, test.want)
+		}
+	}
+}
+
 // TestPlacementFlags checks the flags that are set and refused when the location of the experts must be known.
 func TestPlacementFlags(t *testing.T) {
 	launch := engine.Launch{ModelPath: "/models/m", ServedModelName: "m", Host: "h", Port: 1, Ranks: 4, AttentionDP: true, OptionsFile: "/etc/o.yaml"}

@@ -6,7 +6,8 @@
 // A request passes through stages, which stages.go lists and forwarder.go calls in order:
 //
 //	read      request_reader.go     properties of the request, from one scan of its body
-//	score     forecast.go           tokens, expected local share by rank, hashes of the prefixes
+//	score     forecast.go           tokens, expected local share by rank, hashes of the prefixes;
+//	                                observed_prefixes.go: what ranks have cached by KV events
 //	queue     wait_queue.go         wait for the rank of the experts, if the policy allows it
 //	reserve   reservation.go        a rank of a pod, chosen by rank_selection.go, as a lease; place_queue.go waits for one
 //	sample    sampler.go            request for the routed experts, within a memory budget
@@ -21,7 +22,7 @@
 // Package discovery lists the engine pods and package plans loads the tables of each plan, into the pool of backends.
 // The other subpackages: wire parses and edits request and response bodies, client handles client connections, exchange
 // the connections to engines, tokenize asks engines for token ids, livesamples stores the tokens of sampled requests,
-// waitqueue queues requests that wait for a rank, breaker decides when failing backends get no requests, clientauth checks the API keys of clients, tlsfiles provides TLS
+// kvevents reads what engines have cached, waitqueue queues requests that wait for a rank, breaker decides when failing backends get no requests, clientauth checks the API keys of clients, tlsfiles provides TLS
 // configurations, telemetry records single requests, balance measures the load balance of the ranks, reports exports
 // observations as metrics, and managerauth authenticates the managers that read observations.
 //

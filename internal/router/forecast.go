@@ -66,6 +66,9 @@ func (r *request) score(l *plans.Layout) {
 // hash computes the prefix hashes of the text, or of the token ids if the client sent ids. Text is hashed even if it is
 // tokenized: its hashes are the same for all plans, and only a part of a long prompt is tokenized. No lock may be held.
 func (r *request) hash() {
+	if r.hashed {
+		return
+	}
 	r.hashed = true
 	if texts := r.prompt.AllTexts(); len(texts) > 0 {
 		r.prefixes = dispatch.TextPrefixHashes(nil, texts)

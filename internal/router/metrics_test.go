@@ -5,12 +5,14 @@ package router
 import (
 	"testing"
 
+	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/router/clientauth"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/expertload"
+	"github.com/semmoe/operator/internal/router/kvevents"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 	"github.com/semmoe/operator/internal/router/telemetry"
 	"github.com/semmoe/operator/test/metricsdoc"
@@ -39,5 +41,6 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	router.metrics.unscored.WithLabelValues(unscoredPending)
+	registry.MustRegister(kvevents.New(1, logr.Discard()).Collectors()...)
 	metricsdoc.Check(t, "../../docs/metrics.md", "router", registry)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/semmoe/operator/internal/router/breaker"
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/kvevents"
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/reports"
 	"github.com/semmoe/operator/internal/router/waitqueue"
@@ -105,6 +106,8 @@ type Pool struct {
 	// prefixes records the cached prefixes of the places. decisionSums sums the score terms of the decisions.
 	prefixes     *dispatch.Prefixes
 	decisionSums reports.DecisionSums
+	// events are the KV events of the ranks; nil if they are not read.
+	events *kvevents.Subscriptions
 	// waiters are the requests that wait for a place; nil without a queue. queueSeconds measures their waiting times.
 	waiters      *waitqueue.FairQueue[filter]
 	queueSeconds *prometheus.HistogramVec

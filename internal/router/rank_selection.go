@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/kvevents"
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/solver/dispatch"
 )
@@ -60,7 +61,7 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 		if plan != nil && r.forecast.layout != plan.layout {
 			return nil, false, missing{layout: plan.layout}
 		}
-		if p.options.Policy.ReadsPrefixes() && !r.hashed {
+		if p.options.Policy.ReadsPrefixes() && (!r.hashed || p.mustObserve(r, allowed.now)) {
 			return nil, false, missing{prefixes: true}
 		}
 		if plan != nil && !unpinned && p.mustWait(g, plan, r, allowed) {
@@ -222,7 +223,7 @@ func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter,
 	} else {
 		p.gather(g, allowed, anyRanks)
 	}
-	p.match(r.prefixes)
+	p.match(r.prefixes, r.observed)
 	again := r.scheduler == scheduler
 	if again {
 		p.keepRank(r.rank)
@@ -236,6 +237,7 @@ func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter,
 	at := p.at[d.Place]
 	lease.on, lease.place = at.on, at.rank
 	lease.recordCached(r.prefixes)
+	p.countObserved(r, at)
 	lease.tokens = int64(d.Tokens)
 	switch {
 	case asked.Scores != nil:
@@ -277,14 +279,19 @@ func (p *Pool) gather(g *group, allowed filter, ranks int) bool {
 	return len(p.places) > 0
 }
 
-// match records how much of a request each place has cached.
-func (p *Pool) match(prefixes []uint64) {
-	if len(prefixes) == 0 {
+// match records how much of a request each place has cached: as observed where the KV events of the place are known, and
+// estimated from the requests sent elsewhere.
+func (p *Pool) match(prefixes []uint64, observed map[kvevents.Place]int) {
+	if len(prefixes) == 0 && len(observed) == 0 {
 		return
 	}
 	p.prefixes.Match(prefixes)
 	for i, at := range p.at {
-		p.places[i].Cached = p.prefixes.Hit(at.on.caches[at.rank])
+		if tokens, known := observed[placeOf(at)]; known {
+			p.places[i].Cached = dispatch.Hit{Tokens: tokens, Due: p.prefixes.Due(tokens)}
+		} else {
+			p.places[i].Cached = p.prefixes.Hit(at.on.caches[at.rank])
+		}
 	}
 }
 

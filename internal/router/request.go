@@ -7,6 +7,7 @@ import (
 
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/kvevents"
 	"github.com/semmoe/operator/internal/router/telemetry"
 	"github.com/semmoe/operator/internal/router/waitqueue"
 	"github.com/semmoe/operator/internal/router/wire"
@@ -65,6 +66,15 @@ type request struct {
 	// hashed is true.
 	prefixes []uint64
 	hashed   bool
+	// observed are the leading tokens of the prompt that ranks have cached, by their KV events, at observedAt. It is nil
+	// until it is looked up, and if the tokens that the engine computes are not known.
+	observed   map[kvevents.Place]int
+	observedAt time.Time
+	// exact is true if the engine computes exactly the tokens of the prompt, after a token for the beginning of a text if
+	// it adds one. leading tokenizes them.
+	exact   bool
+	model   string
+	leading leadingTokens
 	// scheduler has chosen the place, at rank. The request counts in that scheduler once, however often it is sent.
 	scheduler *dispatch.Scheduler
 	rank      int

@@ -125,6 +125,9 @@ func newRequest(api engine.API, id string, b wire.Body, readsPrompt bool) *reque
 	} else {
 		r.prompt.Media = wire.MediaOf(path, b)
 	}
+	if r.exact = isExact(path, b, &r.prompt); r.exact {
+		r.model = b.Text("model", maxModelBytes)
+	}
 	media := r.prompt.Media
 	r.tokens = int64((len(b.Bytes())-media.Bytes)/wire.BytesPerToken) + media.Tokens() + r.output + 1
 	return r

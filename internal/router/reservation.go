@@ -160,6 +160,7 @@ func (p *Pool) acquire(r *request, tried map[string]bool) (*Lease, bool) {
 			r.score(unknown.layout)
 		case unknown.prefixes:
 			r.hash()
+			p.observe(r)
 		default:
 			return lease, ok
 		}

@@ -26,6 +26,7 @@ import (
 	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/httpserver/buildinfo"
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/kvevents"
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/telemetry"
 	"github.com/semmoe/operator/internal/router/tlsfiles"
@@ -46,6 +47,8 @@ type Options struct {
 	TablesFile string
 	// DefaultPlan is the full digest of the plan of pods that name none; empty if such pods have no plan.
 	DefaultPlan string
+	// KVEventsPort is the port of rank 0 of the KV events of engine pods (kvevents.New). 0 disables KV events.
+	KVEventsPort int
 	// FetchPlan fetches the plans that pods name. LocalPlan returns the directory with a plan that is on disk already,
 	// or an empty string. If both are nil, all requests are balanced by load.
 	FetchPlan plans.Fetch
@@ -173,7 +176,18 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	}
 	pins, settled := checkPins(pool, options.ProxyOptions, log), sync.Once{}
 	group.Go(func() error { return pins.run(groupCtx) })
-	set := func(found []discovery.Backend) { pool.Set(options.backends(found)) }
+	follow := func([]discovery.Backend) {}
+	if options.KVEventsPort > 0 {
+		pool.events = kvevents.New(options.KVEventsPort, log)
+		registry.MustRegister(pool.events.Collectors()...)
+		follow = func(backends []discovery.Backend) { pool.events.Set(eventTargets(backends)) }
+		group.Go(func() error { pool.events.Run(groupCtx); return nil })
+	}
+	set := func(found []discovery.Backend) {
+		backends := options.backends(found)
+		pool.Set(backends)
+		follow(backends)
+	}
 	if !options.usesPlans() {
 		log.Info("Balancing by load only: neither plans nor an artifact store are configured")
 	} else {
@@ -182,6 +196,7 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 		set = func(found []discovery.Backend) {
 			backends := options.backends(found)
 			pool.Set(backends)
+			follow(backends)
 			keeper.Want(backends)
 		}
 		group.Go(func() error { return keeper.Run(groupCtx) })

@@ -5,6 +5,7 @@ package router
 import (
 	"time"
 
+	"github.com/semmoe/operator/internal/router/kvevents"
 	"github.com/semmoe/operator/internal/router/waitqueue"
 	"github.com/semmoe/operator/solver/dispatch"
 )
@@ -13,6 +14,7 @@ import (
 type waiting struct {
 	asked    dispatch.Request
 	prefixes []uint64
+	observed map[kvevents.Place]int
 	allowed  filter
 }
 
@@ -47,7 +49,7 @@ func (p *Pool) mustWait(g *group, plan *scheduled, r *request, allowed filter) b
 	}
 	asked := r.ask(plan)
 	asked.Scores = r.forecast.scores
-	s.Known = waiting{asked, r.prefixes, allowed}
+	s.Known = waiting{asked, r.prefixes, r.observed, allowed}
 	if s.MustGo || p.mayGo(g, plan, &s.Known) {
 		return false
 	}
@@ -61,7 +63,7 @@ func (p *Pool) mayGo(g *group, plan *scheduled, w *waiting) bool {
 	if !p.gather(g, w.allowed, plan.layout.Ranks) {
 		return true
 	}
-	p.match(w.prefixes)
+	p.match(w.prefixes, w.observed)
 	return plan.scheduler.MayGo(&w.asked, p.places)
 }
 

@@ -214,6 +214,16 @@ func (p *Prefixes) Hit(place int) Hit {
 	return p.hits[place]
 }
 
+// Due returns Hit.Due of a number of leading tokens of the latest Match's request, which a place is known to have cached.
+// Tokens after the recorded blocks count half: one other request began with them.
+func (p *Prefixes) Due(tokens int) float64 {
+	blocks, due := min(tokens/PrefixBlock, len(p.chain)), 0.0
+	if blocks > 0 {
+		due = p.chain[blocks-1].due
+	}
+	return due + float64(tokens-blocks*PrefixBlock)/2
+}
+
 // Put records that the request was sent to the place.
 func (p *Prefixes) Put(place int, prefixes []uint64) {
 	// The end is put first and evicted before the beginning; it is useless without the beginning.

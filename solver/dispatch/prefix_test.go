@@ -23,6 +23,29 @@ func conversationHashes(random *rand.Rand) []uint64 {
 	return dispatch.PrefixHashes(nil, tokens)
 }
 
+// Due counts tokens that were requested often less, and others half.
+func TestDueOfObservedTokens(t *testing.T) {
+	p := dispatch.NewPrefixes(0)
+	place := p.Add()
+	hashes := dispatch.PrefixHashes(nil, make([]int32, 2*dispatch.PrefixBlock))
+	if p.Match(hashes); p.Due(100) != 50 {
+		t.Errorf("100 tokens of an unknown request are due %v, want 50", p.Due(100))
+	}
+	for range 3 {
+		p.Put(place, hashes)
+	}
+	p.Match(hashes)
+	if got, want := p.Due(2*dispatch.PrefixBlock), p.Hit(place).Due; got != want {
+		t.Errorf("the recorded tokens are due %v, want %v as for a place that has them", got, want)
+	}
+	if got, want := p.Due(2*dispatch.PrefixBlock+10), p.Hit(place).Due+5; got != want {
+		t.Errorf("the recorded tokens and 10 more are due %v, want %v", got, want)
+	}
+	if got := p.Due(10); got != 5 {
+		t.Errorf("10 tokens, less than a block, are due %v, want 5", got)
+	}
+}
+
 // Without eviction, Match finds exactly the longest beginning that each place was given.
 func TestPrefixesAgreeWithALog(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))

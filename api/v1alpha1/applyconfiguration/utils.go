@@ -132,6 +132,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.RoutingAuthApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingCircuitBreaker"):
 		return &apiv1alpha1.RoutingCircuitBreakerApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RoutingKVEvents"):
+		return &apiv1alpha1.RoutingKVEventsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingQueue"):
 		return &apiv1alpha1.RoutingQueueApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingSpec"):

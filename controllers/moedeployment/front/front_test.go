@@ -53,6 +53,10 @@ func TestRouterArgs(t *testing.T) {
 			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, PendingLimitPerRank: ptr.To[int32](32)},
 			[]string{"--pending-limit-per-rank=32"}, []string{"http 8000", "metrics 9090", "private 9091"},
 		},
+		"KV events": {
+			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, KVEvents: &semmoev1.RoutingKVEvents{Port: 5557}},
+			[]string{"--kv-events-port=5557"}, []string{"http 8000", "metrics 9090", "private 9091"},
+		},
 		"further routes": {
 			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, PassThrough: []string{"/v1/custom", "/flush_cache", "/plugin/run"}},
 			[]string{"--pass-through=/v1/custom,/plugin/run"}, []string{"http 8000", "metrics 9090", "private 9091"},

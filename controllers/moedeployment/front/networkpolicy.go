@@ -19,6 +19,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/childobjects"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/router/managerauth"
 )
 
@@ -68,7 +69,8 @@ func networkPolicies(moed *semmoev1.MoEDeployment, serviceTarget, operator strin
 			WithFrom(gateways(moed)...)
 	}
 	if serviceTarget == semmoev1.ComponentRouter {
-		wanted[moed.Name] = enginePolicy(moed, operator, engines.ports(moed))
+		first, last := revisions.Launch(moed).KVEventPorts()
+		wanted[moed.Name] = enginePolicy(moed, operator, engines.ports(moed), first, last)
 	}
 	wanted[desired.RouterName(moed)] = ingressPolicy(moed, desired.RouterName(moed), semmoev1.ComponentRouter,
 		open,
@@ -78,15 +80,25 @@ func networkPolicies(moed *semmoev1.MoEDeployment, serviceTarget, operator strin
 }
 
 // enginePolicy restricts the serving ports (ascending) to the router, the operator and monitoring: engines have
-// unauthenticated administrative routes there. All other ports stay open, because collective libraries choose ports
+// unauthenticated administrative routes there. It restricts the ports of KV events, from first to last unless 0, to the
+// router: events contain prompts. All other ports stay open, because collective libraries choose ports
 // freely, and so do user-provided containers.
-func enginePolicy(moed *semmoev1.MoEDeployment, operator string, ports []int32) *networkingac.NetworkPolicyApplyConfiguration {
+func enginePolicy(moed *semmoev1.MoEDeployment, operator string, ports []int32, first, last int32) *networkingac.NetworkPolicyApplyConfiguration {
 	serving := networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(ports...)...)
 	if peers := observers(operator); len(peers) > 0 { // the operator requests the baseline outputs without a plan
 		serving.WithFrom(podsOf(moed, semmoev1.ComponentRouter), podsOf(moed, semmoev1.ComponentEngine)).WithFrom(peers...)
 	}
-	return ingressPolicy(moed, moed.Name, semmoev1.ComponentEngine, serving,
-		networkingac.NetworkPolicyIngressRule().WithPorts(portsBut(ports)...))
+	rules := []*networkingac.NetworkPolicyIngressRuleApplyConfiguration{serving}
+	restricted := slices.Clone(ports)
+	if first > 0 {
+		rules = append(rules, networkingac.NetworkPolicyIngressRule().WithPorts(portRange(corev1.ProtocolTCP, first, last)).WithFrom(podsOf(moed, semmoev1.ComponentRouter)))
+		for port := first; port <= last; port++ {
+			restricted = append(restricted, port)
+		}
+		slices.Sort(restricted)
+	}
+	rules = append(rules, networkingac.NetworkPolicyIngressRule().WithPorts(portsBut(restricted)...))
+	return ingressPolicy(moed, moed.Name, semmoev1.ComponentEngine, rules...)
 }
 
 func ingressPolicy(moed *semmoev1.MoEDeployment, name, component string, rules ...*networkingac.NetworkPolicyIngressRuleApplyConfiguration) *networkingac.NetworkPolicyApplyConfiguration {

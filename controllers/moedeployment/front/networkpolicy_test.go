@@ -70,6 +70,10 @@ func TestNetworkPolicies(t *testing.T) {
 	onPort := func(port int32) func(*semmoev1.MoEDeployment) {
 		return func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = port }
 	}
+	events := func(m *semmoev1.MoEDeployment) { // of four ranks, around the serving port
+		m.Spec.Parallelism.ExpertParallelSize, m.Spec.Parallelism.Attention = 4, semmoev1.AttentionDataParallel
+		m.Spec.Routing.KVEvents = &semmoev1.RoutingKVEvents{Port: 5557}
+	}
 	old := Engines{Pods: []*corev1.Pod{moedtest.Pod("old", "r1", func(p *corev1.Pod) { p.Annotations = map[string]string{semmoev1.AnnotationPort: "30000"} })}}
 
 	cases := map[string]struct {
@@ -106,6 +110,16 @@ func TestNetworkPolicies(t *testing.T) {
 		"another port, router to old engine": {change: onPort(31000), engines: old, policy: engine, from: routerPod, port: 30000, want: true},
 		"another port, old pods gone":        {change: onPort(31000), policy: engine, from: client, port: 30000, want: true},
 		"the next port":                      {change: onPort(30001), engines: old, policy: engine, from: client, port: 30000},
+
+		"router to KV events":              {change: events, policy: engine, from: routerPod, port: 5557, want: true},
+		"router to replays":                {change: events, policy: engine, from: routerPod, port: 5564, want: true},
+		"client to KV events":              {change: events, policy: engine, from: client, port: 5557},
+		"client to replays":                {change: events, policy: engine, from: client, port: 5564},
+		"operator to KV events":            {change: events, policy: engine, from: operator, port: 5557},
+		"client to the port before":        {change: events, policy: engine, from: client, port: 5556, want: true},
+		"client to the port after":         {change: events, policy: engine, from: client, port: 5565, want: true},
+		"client to serving with KV events": {change: events, policy: engine, from: client, port: 30000},
+		"client to no KV events":           {policy: engine, from: client, port: 5557, want: true},
 
 		"client to router":                {policy: router, from: client, port: 8000, want: true},
 		"client to metrics":               {policy: router, from: client, port: 9090},

@@ -216,6 +216,9 @@ func routerArgs(moed *semmoev1.MoEDeployment) []string {
 	if limit := moed.Spec.Routing.PendingLimitPerRank; limit != nil {
 		args = append(args, "--pending-limit-per-rank="+strconv.Itoa(int(*limit)))
 	}
+	if events := moed.Spec.Routing.KVEvents; events != nil {
+		args = append(args, "--kv-events-port="+strconv.Itoa(int(events.Port)))
+	}
 	args = append(args, resilienceArgs(moed.Spec.Routing)...)
 	if hold := moed.Spec.Routing.HoldMilliseconds; hold != nil {
 		args = append(args, fmt.Sprintf("--hold=%dms", *hold))

@@ -134,6 +134,9 @@ func Launch(moed *semmoev1.MoEDeployment) engine.Launch {
 	if moed.Spec.Engine.TLS != nil {
 		l.CertFile, l.KeyFile = path.Join(semmoev1.EngineTLSMountPath, corev1.TLSCertKey), path.Join(semmoev1.EngineTLSMountPath, corev1.TLSPrivateKeyKey)
 	}
+	if events := moed.Spec.Routing.KVEvents; events != nil {
+		l.KVEventsPort = events.Port
+	}
 	if nodes := desired.PodsPerReplica(moed); nodes > 1 {
 		l.Nodes, l.NodeRank, l.LeaderAddress = nodes, nodeRank, leaderAddress
 	}
@@ -309,7 +312,7 @@ func podTemplate(moed *semmoev1.MoEDeployment, labels map[string]string, report 
 				Command:                  command,
 				Args:                     args,
 				Env:                      append([]corev1.EnvVar{podIPEnv()}, moed.Spec.Engine.Env...),
-				Ports:                    []corev1.ContainerPort{{Name: "http", ContainerPort: port, Protocol: corev1.ProtocolTCP}},
+				Ports:                    enginePorts(port, launched),
 				Resources:                corev1.ResourceRequirements{Requests: devices, Limits: devices},
 				StartupProbe:             startup,
 				ReadinessProbe:           readiness,
@@ -441,4 +444,13 @@ func podIPEnv() corev1.EnvVar {
 	return corev1.EnvVar{Name: desired.PodIPVariable, ValueFrom: &corev1.EnvVarSource{
 		FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.podIP"},
 	}}
+}
+
+// enginePorts returns the ports of the engine's container: for requests, and the first one for KV events.
+func enginePorts(port int32, launched engine.Launch) []corev1.ContainerPort {
+	ports := []corev1.ContainerPort{{Name: "http", ContainerPort: port, Protocol: corev1.ProtocolTCP}}
+	if first, _ := launched.KVEventPorts(); first > 0 {
+		ports = append(ports, corev1.ContainerPort{Name: "kv-events", ContainerPort: first, Protocol: corev1.ProtocolTCP})
+	}
+	return ports
 }

@@ -69,6 +69,7 @@ func Faults(moed *semmoev1.MoEDeployment) []*InvalidError {
 	if desired.UsesPlans(moed) {
 		check(engine.ReasonNoAllToAll, "", adapter.CheckExchange(launched))
 	}
+	check("InvalidSpec", "", launched.CheckKVEventPorts(moed.Spec.Engine.Port, probePort))
 	add(validateEnv(moed, adapter, launched))
 	if moed.Spec.Engine.Port == probePort {
 		add(Invalidf("InvalidSpec", "spec.engine.port: %d is reserved for the operator's output probe: use another port", probePort))

@@ -15,6 +15,30 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
+// TestKVEvents checks that KV events become a flag and a port of the engine, and that their ports must be free.
+func TestKVEvents(t *testing.T) {
+	on := func(port int32) func(*semmoev1.MoEDeployment) {
+		return func(m *semmoev1.MoEDeployment) { m.Spec.Routing.KVEvents = &semmoev1.RoutingKVEvents{Port: port} }
+	}
+	workload, err := Render(moedtest.Deployment(on(5557)), "r1", moedtest.Report(), nil, Own{Image: "semmoe:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	container := workload.Template().Spec.Containers[0]
+	if !slices.Contains(container.Args, "--kv-events-config") {
+		t.Errorf("the engine's arguments are %v", container.Args)
+	}
+	if port := container.Ports[len(container.Ports)-1]; len(container.Ports) != 2 || port.Name != "kv-events" || port.ContainerPort != 5557 {
+		t.Errorf("the engine's ports are %v", container.Ports)
+	}
+	if err := Validate(moedtest.Deployment(on(30000))); err == nil || !strings.HasPrefix(err.Message, "spec.routing.kvEvents.port: ") {
+		t.Errorf("on the port for requests: %v", err)
+	}
+	if err := Validate(moedtest.Deployment(on(5557), func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--kv-events-config", "{}"} })); err == nil || err.Reason != "ContradictingFlags" {
+		t.Errorf("with a flag of the user: %v", err)
+	}
+}
+
 // Settings that an engine does not support are rejected immediately, and those that its model does not support once the
 // model is known. Supported settings become flags.
 func TestOverlap(t *testing.T) {

@@ -104,6 +104,7 @@ func flags(launch engine.Launch) []engine.Flag {
 		{Names: []string{"--attn-dp-size"}, Source: dpAttention.Source, Forbidden: true},
 		{Names: []string{"--enable-return-routed-experts"}, Source: "spec.routing.samplePercent", Forbidden: !launch.RoutedExperts},
 	}
+	all = append(all, engine.KVEventsFlag(launch, nil)...)
 	all = append(all, engine.TLSFlags(launch)...)
 	all = append(all, nodeFlags(launch)...)
 	all = append(all, overlapFlags(launch.Overlap)...)

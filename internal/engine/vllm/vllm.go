@@ -81,6 +81,7 @@ func Flags(launch engine.Launch) []engine.Flag {
 	} {
 		all = append(all, engine.Flag{Names: names, Source: attention, Forbidden: true})
 	}
+	all = append(all, engine.KVEventsFlag(launch, map[string]any{"enable_kv_cache_events": true})...)
 	all = append(all, engine.TLSFlags(launch)...)
 	all = append(all, nodeFlags(launch)...)
 	all = append(all, overlapFlags(launch.Overlap)...)

@@ -127,6 +127,15 @@ func partEnd(text string, minBytes int) int {
 	return len(text)
 }
 
+// Head returns a beginning of the text whose tokens are the first tokens of the text: of at least minBytes, if the text
+// is longer. It returns the whole text if the parts of a text are not independent.
+func (t *Tokenizer) Head(text string, minBytes int) string {
+	if !t.pre.parts {
+		return text
+	}
+	return text[:partEnd(text, minBytes)]
+}
+
 // appendPart appends the tokens of a text that is cut into pieces at once.
 func (t *Tokenizer) appendPart(ids []int32, text string, s *scratch) []int32 {
 	cutters := t.pre.cutters

@@ -392,6 +392,24 @@ func TestStreamHoldsBackIncompleteCharacters(t *testing.T) {
 	}
 }
 
+// TestHead checks that the tokens of a text are those of its parts.
+func TestHead(t *testing.T) {
+	tokens, err := Load(tinyModel + "tokenizer.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Repeat("func main() { return the   name, or an error }\n\n", 50)
+	var ids []int32
+	parts := 0
+	for rest := text; rest != ""; parts++ {
+		head := tokens.Head(rest, 100)
+		ids, rest = tokens.AppendTokens(ids, head), rest[len(head):]
+	}
+	if want := tokens.Encode(text); !slices.Equal(ids, want) || parts < 10 {
+		t.Errorf("%d parts have %d tokens, want %d", parts, len(ids), len(want))
+	}
+}
+
 func TestConcurrentUse(t *testing.T) {
 	tok := parseOnce["tiny"](t)
 	var wg sync.WaitGroup

@@ -1300,6 +1300,13 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: maxEjectionSeconds
       type:
         scalar: numeric
+- name: com.github.semmoe.operator.api.v1alpha1.RoutingKVEvents
+  map:
+    fields:
+    - name: port
+      type:
+        scalar: numeric
+      default: 5557
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingMode
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingQueue
@@ -1335,6 +1342,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: holdMilliseconds
       type:
         scalar: numeric
+    - name: kvEvents
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RoutingKVEvents
     - name: maxAttempts
       type:
         scalar: numeric

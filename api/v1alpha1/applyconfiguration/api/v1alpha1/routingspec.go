@@ -67,6 +67,10 @@ type RoutingSpecApplyConfiguration struct {
 	// without a trailing slash, for all methods. Requests are balanced by load. The request router already passes on all
 	// routes for inference that the supported engines have. Administrative routes of any engine are rejected.
 	PassThrough []string `json:"passThrough,omitempty"`
+	// kvEvents makes the engines publish the changes of their prefix caches to the request routers, which then know what
+	// each rank has cached. Default: request routers estimate it from the requests that they have sent. A change restarts
+	// the engines. It requires SGLang, VLLM or VLLMAscend, and podsPerReplica 1.
+	KVEvents *RoutingKVEventsApplyConfiguration `json:"kvEvents,omitempty"`
 	// tls makes the request routers serve clients by TLS. Default: plain text. It requires mode Router.
 	TLS *RoutingTLSApplyConfiguration `json:"tls,omitempty"`
 	// auth makes the request routers reject requests without a valid API key with status 401. Default: every client is
@@ -190,6 +194,14 @@ func (b *RoutingSpecApplyConfiguration) WithPassThrough(values ...string) *Routi
 	for i := range values {
 		b.PassThrough = append(b.PassThrough, values[i])
 	}
+	return b
+}
+
+// WithKVEvents sets the KVEvents field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the KVEvents field is set to the value of the last call.
+func (b *RoutingSpecApplyConfiguration) WithKVEvents(value *RoutingKVEventsApplyConfiguration) *RoutingSpecApplyConfiguration {
+	b.KVEvents = value
 	return b
 }
 

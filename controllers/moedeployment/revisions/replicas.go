@@ -84,7 +84,7 @@ func ServesSince(workload *Workload) time.Time {
 }
 
 func replicaOf(pod *corev1.Pod) rollout.Replica {
-	replica := rollout.Replica{Name: pod.Name, Ready: podhealth.Ready(pod), Since: readySince(pod)}
+	replica := rollout.Replica{Name: pod.Name, Ready: podhealth.Ready(pod), Queued: podhealth.Gate(pod) != "", Since: readySince(pod)}
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		replica.Restarts = max(replica.Restarts, status.RestartCount)
 	}

@@ -173,6 +173,7 @@ func TestMultiPodReplicas(t *testing.T) {
 	breakGroups(t, moed)
 	stop()
 	t.Run("vLLM on four pods", spreadVLLM)
+	t.Run("in a queue", queueGroups)
 }
 
 const (

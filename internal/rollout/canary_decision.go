@@ -28,7 +28,7 @@ const (
 type Replica struct {
 	Name  string
 	Ready bool
-	// Queued reports that the replica waits for admission by a queue. It does not run yet, so it is neither late nor broken.
+	// Queued reports that the replica waits for admission by a queue. It does not run yet, so no time limit applies.
 	Queued bool
 	// Since is when the replica last changed its readiness, or started.
 	Since time.Time

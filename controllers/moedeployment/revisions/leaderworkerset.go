@@ -37,7 +37,8 @@ func component(launched engine.Launch) string {
 }
 
 // groupsOf returns the workload of a revision with groups of pods as replicas. A group is one engine: it is created
-// and deleted as a whole. Kueue admits a group as a whole only if the labels of the queue are on the set, and not on its pods.
+// and deleted as a whole. Kueue admits a group as a whole only if the labels of the queue are on the set, and not on its
+// pods.
 func groupsOf(moed *semmoev1.MoEDeployment, of metav1.ObjectMeta, leader, worker *corev1.PodTemplateSpec) *Workload {
 	ownership.PassQueue(of.Labels, leader.Labels)
 	for _, template := range []*corev1.PodTemplateSpec{leader, worker} {

@@ -93,8 +93,8 @@ func TestRenderSilentWorkers(t *testing.T) {
 	}
 }
 
-// TestQueueOfGroups checks that the labels of a queue are on the LeaderWorkerSet, so that Kueue admits all pods of a replica
-// together, and on the pods of a StatefulSet, because Kueue refuses to scale a queued StatefulSet.
+// TestQueueOfGroups checks that the labels of a queue are on the LeaderWorkerSet, so that Kueue admits all pods of a
+// replica together, and on the pods of a StatefulSet, because Kueue refuses to scale a queued StatefulSet.
 func TestQueueOfGroups(t *testing.T) {
 	queue := map[string]string{semmoev1.LabelQueue: "gpus", semmoev1.LabelQueuePriority: "low"}
 	queued := func(m *semmoev1.MoEDeployment) {

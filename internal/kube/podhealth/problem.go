@@ -373,8 +373,8 @@ func volumeAdvice(pod *corev1.Pod, failedMount string) string {
 	return "check spec.model.volume"
 }
 
-// Gate returns the first scheduling gate of a pod; empty for none. A pod with a gate waits for the controller of the gate,
-// usually a queue: it has no node, uses no device, and has not failed, however long it waits.
+// Gate returns the first scheduling gate of a pod; empty for none. A pod with a gate waits for the controller of the
+// gate, usually a queue. It has no node, uses no device, and has not failed, however long it waits.
 func Gate(pod *corev1.Pod) string {
 	if pod.DeletionTimestamp != nil || len(pod.Spec.SchedulingGates) == 0 {
 		return ""
@@ -382,7 +382,8 @@ func Gate(pod *corev1.Pod) string {
 	return pod.Spec.SchedulingGates[0].Name
 }
 
-// gated reports whether a pod has a scheduling gate, or the scheduler has not handled it since the last gate was removed.
+// gated reports whether a pod has a scheduling gate, or the scheduler has not handled it since the last gate was
+// removed.
 func gated(pod *corev1.Pod) bool {
 	return Gate(pod) != "" || slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonSchedulingGated

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# build.sh : builds the manager of the Kueue release that go.mod pins as bin/kueue, and prints that path. A file that is newer than
-# the sources of this directory is not built again.
+# build.sh : builds the manager of the Kueue release that go.mod pins as bin/kueue, and prints that path. A binary that
+# is newer than the files of this directory is not built again.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 cd "$here"

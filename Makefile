@@ -126,7 +126,7 @@ demo: build controlplane ## From nothing to a served model, and a change of its 
 	$(if $(KEEP),set -m;) bin/demo; :
 
 .PHONY: e2e
-e2e: build controlplane helm leaderworkerset ## Run the nightly tests: all stories in all variants, and all packages with the race detector (hours)
+e2e: build controlplane helm leaderworkerset kueue ## Run the nightly tests: all stories in all variants, and all packages with the race detector (hours)
 	go test -race -short -count=1 -timeout 60m -p 1 $$(go list ./... | grep -v -e /test/e2e$$ -e /test/clients$$ -e /test/scale$$ -e /test/specfields$$)
 	go test -race -count=1 -timeout 90m ./test/specfields -v
 	go test -race -count=1 -parallel 4 -timeout 6h ./test/e2e
@@ -198,6 +198,10 @@ controlplane: ## Build etcd and the Kubernetes control plane from Go modules (on
 .PHONY: leaderworkerset
 leaderworkerset: ## Build the controllers of LeaderWorkerSet for the stories of multi-pod replicas from Go modules (once, about three minutes)
 	@test/leaderworkerset/build.sh >/dev/null
+
+.PHONY: kueue
+kueue: ## Build the manager of Kueue for the story of queues from Go modules (once, about ten minutes)
+	@test/kueue/build.sh >/dev/null
 
 .PHONY: helm
 helm: ## Build Helm from Go modules (once, about two minutes)

@@ -45,6 +45,8 @@ type attempts struct {
 	Running *batchv1.Job
 	// Ours is true if Running belongs to this profile.
 	Ours bool
+	// Gate is the scheduling gate that the pod of Running waits for; empty for none.
+	Gate string
 	// Crash is the reason to end Running: its engine keeps crashing. It is empty without crashes.
 	Crash string
 	// Last is the last finished Job of this profile. Failure is the reason that it has no result. FinalReason is the
@@ -82,6 +84,11 @@ func attemptsOf(profile *semmoev1.AffinityProfile, jobs []*batchv1.Job, pods []*
 			if ours {
 				finished = append(finished, job)
 			}
+		}
+	}
+	for _, pod := range pods {
+		if a.Running != nil && metav1.IsControlledBy(pod, a.Running) {
+			a.Gate = cmp.Or(a.Gate, podhealth.Gate(pod))
 		}
 	}
 	if a.Ours && a.Running.DeletionTimestamp == nil {

@@ -53,6 +53,10 @@ func TestAttempts(t *testing.T) {
 		"suspended, deployment changed": {
 			jobs: []*batchv1.Job{queued}, spoiled: "it serves another model", reason: "Queued", parts: []string{queued.Name},
 		},
+		"a pod in a queue": {
+			jobs: []*batchv1.Job{first}, pods: []*corev1.Pod{gated(first)}, want: action{After: progressPeriod},
+			reason: "Queued", parts: []string{first.Name, "scheduling gate kueue.x-k8s.io/admission"},
+		},
 		"suspended after a failure": {
 			jobs: []*batchv1.Job{lost, job(ours, 2, func(j *batchv1.Job) { j.Spec.Suspend = ptr.To(true) })},
 			pods: []*corev1.Pod{podOf(lost, 1, "the artifact store is unavailable")}, reason: "ProfilingFailed", parts: []string{"Attempt 1 failed"},

@@ -95,6 +95,14 @@ func crashing(j *batchv1.Job, restarts int32) *corev1.Pod {
 	return p
 }
 
+// gated returns a pod of a Job that a queue has not admitted.
+func gated(j *batchv1.Job) *corev1.Pod {
+	p := podOf(j, 0, "")
+	p.Status = corev1.PodStatus{Phase: corev1.PodPending}
+	p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
+	return p
+}
+
 // inspected returns the state of a completed inspection.
 func inspected() inspection.State {
 	return inspection.State{

@@ -113,6 +113,8 @@ func stage(o observation) (reason, message string) {
 		return "WaitingForJob", fmt.Sprintf("Job %s is being deleted; a new Job follows", a.Running.Name)
 	case a.suspended():
 		return "Queued", fmt.Sprintf("Job %s is suspended, and starts once its queue admits it", a.Running.Name)
+	case a.Gate != "":
+		return "Queued", fmt.Sprintf("The pod of Job %s waits for its scheduling gate %s", a.Running.Name, a.Gate)
 	case a.Ours && o.Spoiled != "":
 		return "WaitingForDeployment", fmt.Sprintf("Job %s is being stopped, and a new Job follows: %s", a.Running.Name, o.Spoiled)
 	case a.Running != nil && o.Progress == nil:

@@ -342,9 +342,32 @@ func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.M
 		return conditions.False("InspectingModel", "The checkpoint is being inspected. No device is used before the inspection succeeds")
 	case status.ReadyReplicas >= enough:
 		return conditions.False("RouterNotReady", fmt.Sprintf("%d of %d replicas serve, but no request router is available yet", status.ReadyReplicas, want))
-	default:
-		return conditions.False("WaitingForReplicas", fmt.Sprintf("%d of %d replicas are ready; at least %d must be", status.ReadyReplicas, want, enough))
 	}
+	text := fmt.Sprintf("%d of %d replicas are ready; at least %d must be", status.ReadyReplicas, want, enough)
+	if queued := queuedText(o); queued != "" {
+		return conditions.False(reasonQueued, text+queued)
+	}
+	return conditions.False("WaitingForReplicas", text)
+}
+
+// reasonQueued is the reason of pods that a queue has not admitted yet.
+const reasonQueued = "Queued"
+
+// queuedText describes the pods that wait for a scheduling gate; empty for none.
+func queuedText(o observation) string {
+	count, gate := 0, ""
+	for _, pod := range slices.Concat(o.Pods, o.Workers) {
+		if of := podhealth.Gate(pod); of != "" {
+			count, gate = count+1, of
+		}
+	}
+	switch count {
+	case 0:
+		return ""
+	case 1:
+		return ". 1 pod waits for its scheduling gate " + gate
+	}
+	return fmt.Sprintf(". %d pods wait for their scheduling gate %s", count, gate)
 }
 
 func progressingVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.MoEDeploymentStatus, complete, stalled bool) conditions.Verdict {
@@ -363,11 +386,15 @@ func progressingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 		return conditions.False(o.Rollout.Reason, o.Rollout.Message)
 	case o.Rollout.Phase != "":
 		return conditions.True(string(o.Rollout.Phase), o.Rollout.Message)
-	case !o.Settled:
-		return conditions.True("RollingOut", fmt.Sprintf("%d of %d replicas are of revision %s", status.UpdatedReplicas, *moed.Spec.Replicas, o.Revision))
-	default:
-		return conditions.True("WaitingForReplicas", fmt.Sprintf("%d of %d replicas are ready", status.UpdatedReplicas, *moed.Spec.Replicas))
 	}
+	reason, text := "WaitingForReplicas", fmt.Sprintf("%d of %d replicas are ready", status.UpdatedReplicas, *moed.Spec.Replicas)
+	if !o.Settled {
+		reason, text = "RollingOut", fmt.Sprintf("%d of %d replicas are of revision %s", status.UpdatedReplicas, *moed.Spec.Replicas, o.Revision)
+	}
+	if queued := queuedText(o); queued != "" {
+		reason, text = reasonQueued, text+queued
+	}
+	return conditions.True(reason, text)
 }
 
 func stalledVerdict(fault *conditions.Fault, rollout decision.RolloutState) conditions.Verdict {

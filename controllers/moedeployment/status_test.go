@@ -48,6 +48,9 @@ func TestStatus(t *testing.T) {
 	without.TiedEmbeddings = true
 	tied := inspection.State{Report: &without}
 	router := &appsv1.Deployment{Status: appsv1.DeploymentStatus{AvailableReplicas: 1}}
+	queued := moedtest.Pod("m-r1-1", "r1", moedtest.Unready, func(p *corev1.Pod) {
+		p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
+	})
 	noNode := &podhealth.Problem{Reason: "Unschedulable", Message: "0/1 nodes are available"}
 	two := []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-r1-1", "r1")}
 
@@ -147,6 +150,15 @@ func TestStatus(t *testing.T) {
 		"tied embeddings, and a pod with a problem": {
 			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: tied, Settled: true, Pods: two, Router: router, Problem: &podhealth.Problem{Reason: "NodeLost", Message: "lost"}},
 			want: map[string]string{"Degraded": "True NodeLost"}, summary: "2/2",
+		},
+		"one replica is queued": {
+			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Router: router, Pods: []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), queued}},
+			want: map[string]string{"Ready": "True Serving", "Progressing": "True Queued", "Degraded": "False AsExpected", "Stalled": "False NotStalled"}, summary: "1/2",
+		},
+		"all replicas are queued": {
+			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Router: router, Pods: []*corev1.Pod{queued, queued}},
+			want: map[string]string{"Ready": "False Queued", "Progressing": "True Queued", "Degraded": "False AsExpected"}, summary: "0/2",
+			message: "0 of 2 replicas are ready; at least 1 must be. 2 pods wait for their scheduling gate kueue.x-k8s.io/admission",
 		},
 		"no router can be scheduled": {
 			o:    observation{Decision: decision.Decision{Revision: "r1"}, Inspection: inspected, Settled: true, Pods: two, Router: &appsv1.Deployment{}, RouterProblem: noNode},

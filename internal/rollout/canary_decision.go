@@ -28,6 +28,8 @@ const (
 type Replica struct {
 	Name  string
 	Ready bool
+	// Queued reports that the replica waits for admission by a queue. It does not run yet, so no time limit applies.
+	Queued bool
 	// Since is when the replica last changed its readiness, or started.
 	Since time.Time
 	// Restarts is the maximum number of restarts of any container.
@@ -145,7 +147,7 @@ func broken(t Trial) *Decision {
 	for _, r := range t.Replicas {
 		age := t.Now.Sub(r.Since)
 		switch {
-		case r.Ready:
+		case r.Ready, r.Queued:
 		case r.Restarts >= crashes && age >= crashedFor:
 			return &Decision{Step: StepRollBack, Reason: "CanaryCrashing", Message: fmt.Sprintf("replica %s crashes repeatedly, and has not been ready for %s", r.Name, crashedFor)}
 		case age >= notReady:
@@ -177,7 +179,11 @@ func starting(t Trial) *Decision {
 	if _, serves := t.ServesSince(); serves {
 		return nil
 	}
-	return &Decision{Step: StepCanary, Reason: ReasonStarting, Message: "its replicas are not ready yet", Again: firstTimeout(t)}
+	message := "its replicas are not ready yet"
+	if slices.ContainsFunc(t.Replicas, func(r Replica) bool { return r.Queued }) {
+		message = "its replicas wait for admission by a queue"
+	}
+	return &Decision{Step: StepCanary, Reason: ReasonStarting, Message: message, Again: firstTimeout(t)}
 }
 
 func soaking(t Trial) *Decision {
@@ -257,7 +263,7 @@ func evaluationInterval(soak time.Duration) time.Duration {
 func firstTimeout(t Trial) time.Duration {
 	var first time.Duration
 	for _, r := range t.Replicas {
-		if r.Ready {
+		if r.Ready || r.Queued {
 			continue
 		}
 		limit := notReady

@@ -14,6 +14,9 @@ func TestJudge(t *testing.T) {
 	unready := func(ago time.Duration, restarts int32) Replica {
 		return Replica{Name: "1", Since: start.Add(-ago), Restarts: restarts}
 	}
+	queued := func(ago time.Duration) Replica {
+		return Replica{Name: "1", Since: start.Add(-ago), Queued: true}
+	}
 	cases := map[string]struct {
 		trial  Trial
 		step   Step
@@ -26,6 +29,8 @@ func TestJudge(t *testing.T) {
 		"crashing, for a moment":      {Trial{Canary: 1, Replicas: []Replica{unready(4*time.Minute, 5)}}, StepCanary, "CanaryStarting", time.Minute},
 		"crashing":                    {Trial{Canary: 1, Replicas: []Replica{unready(5*time.Minute, 3)}}, StepRollBack, "CanaryCrashing", 0},
 		"never ready":                 {Trial{Canary: 1, Replicas: []Replica{unready(time.Hour, 0)}}, StepRollBack, "CanaryNotReady", 0},
+		"queued for a day":            {Trial{Canary: 1, Replicas: []Replica{queued(24 * time.Hour)}}, StepCanary, "CanaryStarting", 0},
+		"promoted, and one is queued": {Trial{Canary: 1, Promoting: true, Replicas: []Replica{ready(time.Minute), queued(24 * time.Hour)}}, StepPromote, "Promoting", 0},
 		"one of two":                  {Trial{Canary: 2, Replicas: []Replica{ready(time.Hour), unready(time.Minute, 0)}}, StepCanary, "CanaryStarting", 59 * time.Minute},
 		"soaking":                     {Trial{Canary: 1, Soak: 5 * time.Minute, Measured: true, Replicas: []Replica{ready(time.Minute)}, Comparison: Comparison{Verdict: Better}}, StepCanary, "Canary", 30 * time.Second},
 		"nearly soaked":               {Trial{Canary: 1, Soak: 5 * time.Minute, Measured: true, Replicas: []Replica{ready(295 * time.Second)}, Comparison: Comparison{Verdict: Better}}, StepCanary, "Canary", 5 * time.Second},

@@ -107,7 +107,7 @@ func TestSamples(t *testing.T) {
 }
 
 // foreignGroups contains the API groups whose CRDs are not installed.
-var foreignGroups = []string{"serving.kserve.io", "nvidia.com", "monitoring.coreos.com"}
+var foreignGroups = []string{"serving.kserve.io", "nvidia.com", "monitoring.coreos.com", "kueue.x-k8s.io"}
 
 // accept validates a sample with a dry-run creation.
 func accept(t *testing.T, file string, sample *unstructured.Unstructured) {

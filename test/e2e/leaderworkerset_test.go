@@ -53,7 +53,9 @@ func needsGroups(t *testing.T) {
 func installGroups(t *testing.T) {
 	t.Helper()
 	file := filepath.Join(moduleDir(t, "leaderworkerset", "sigs.k8s.io/lws"), "config", "crd", "bases", "leaderworkerset.x-k8s.io_leaderworkersets.yaml")
-	if _, err := envtest.InstallCRDs(restConfig, envtest.CRDInstallOptions{Paths: []string{file}, ErrorIfPathMissing: true}); err != nil {
+	// The default limit of ten seconds is too short on a loaded machine while the kinds of Kueue are installed too.
+	options := envtest.CRDInstallOptions{Paths: []string{file}, ErrorIfPathMissing: true, MaxTime: waitTimeout}
+	if _, err := envtest.InstallCRDs(restConfig, options); err != nil {
 		t.Fatal(err)
 	}
 	labels := map[string]string{"app": "leaderworkerset"}
@@ -173,6 +175,7 @@ func TestMultiPodReplicas(t *testing.T) {
 	breakGroups(t, moed)
 	stop()
 	t.Run("vLLM on four pods", spreadVLLM)
+	t.Run("in a queue", queueGroups)
 }
 
 const (

@@ -124,6 +124,9 @@ func run(m *testing.M) (int, error) {
 	if _, err := os.Stat(groupsBinary()); err == nil {
 		images[groupsImage] = groupsBinary()
 	}
+	if _, err := os.Stat(kueueBinary()); err == nil {
+		images[kueueImage] = kueueBinary()
+	}
 	if images[doubleImage], err = buildDouble(); err != nil {
 		return 1, err
 	}

@@ -12,6 +12,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/kube/ownership"
 )
 
 const (
@@ -36,8 +37,14 @@ func component(launched engine.Launch) string {
 }
 
 // groupsOf returns the workload of a revision with groups of pods as replicas. A group is one engine: it is created
-// and deleted as a whole.
+// and deleted as a whole. Kueue admits a group as a whole only if the labels of the queue are on the set, and not on its
+// pods.
 func groupsOf(moed *semmoev1.MoEDeployment, of metav1.ObjectMeta, leader, worker *corev1.PodTemplateSpec) *Workload {
+	ownership.PassQueue(of.Labels, leader.Labels)
+	for _, template := range []*corev1.PodTemplateSpec{leader, worker} {
+		delete(template.Labels, semmoev1.LabelQueue)
+		delete(template.Labels, semmoev1.LabelQueuePriority)
+	}
 	return LeaderWorkerSet(&leaderworkersetv1.LeaderWorkerSet{
 		ObjectMeta: of,
 		Spec: leaderworkersetv1.LeaderWorkerSetSpec{

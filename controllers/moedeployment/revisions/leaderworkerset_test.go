@@ -3,6 +3,7 @@
 package revisions
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -89,6 +90,40 @@ func TestRenderSilentWorkers(t *testing.T) {
 	}
 	if !slices.Contains(worker.Args, "--headless") || slices.Contains(workload.Template().Spec.Containers[0].Args, "--headless") {
 		t.Errorf("the worker's args are %v", worker.Args)
+	}
+}
+
+// TestQueueOfGroups checks that the labels of a queue are on the LeaderWorkerSet, so that Kueue admits all pods of a
+// replica together, and on the pods of a StatefulSet, because Kueue refuses to scale a queued StatefulSet.
+func TestQueueOfGroups(t *testing.T) {
+	queue := map[string]string{semmoev1.LabelQueue: "gpus", semmoev1.LabelQueuePriority: "low"}
+	queued := func(m *semmoev1.MoEDeployment) {
+		m.Spec.Template = &corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(queue)}}
+	}
+	for name, change := range map[string]func(*semmoev1.MoEDeployment){"one pod": func(*semmoev1.MoEDeployment) {}, "two pods": moedtest.TwoPods} {
+		workload, err := Render(moedtest.Deployment(change, queued), "r1", moedtest.Report(), nil, Own{Image: "semmoe:1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		onWorkload, onPods := 0, 0
+		templates := []*corev1.PodTemplateSpec{workload.Template()}
+		set, groups := workload.Object.(*leaderworkersetv1.LeaderWorkerSet)
+		if groups {
+			templates = append(templates, &set.Spec.LeaderWorkerTemplate.WorkerTemplate)
+		}
+		for label, value := range queue {
+			if workload.Labels[label] == value {
+				onWorkload++
+			}
+			for _, template := range templates {
+				if template.Labels[label] == value {
+					onPods++
+				}
+			}
+		}
+		if want := map[bool][2]int{true: {2, 0}, false: {0, 2}}[groups]; [2]int{onWorkload, onPods} != want {
+			t.Errorf("%s: %d labels on the workload, %d on pods, want %v", name, onWorkload, onPods, want)
+		}
 	}
 }
 

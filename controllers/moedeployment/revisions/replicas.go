@@ -84,7 +84,7 @@ func ServesSince(workload *Workload) time.Time {
 }
 
 func replicaOf(pod *corev1.Pod) rollout.Replica {
-	replica := rollout.Replica{Name: pod.Name, Ready: podhealth.Ready(pod), Since: readySince(pod)}
+	replica := rollout.Replica{Name: pod.Name, Ready: podhealth.Ready(pod), Queued: podhealth.Gate(pod) != "", Since: readySince(pod)}
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		replica.Restarts = max(replica.Restarts, status.RestartCount)
 	}
@@ -195,7 +195,7 @@ func recreationsOf(w *Workload) map[string]recreations {
 }
 
 // countRecreations adds the terminating leaders of a workload to the recorded recreations, and drops replicas that are
-// ready or no longer wanted. Between two leaders a replica has no leader pod.
+// ready, evicted by a queue, or no longer wanted. Between two leaders a replica has no leader pod.
 func countRecreations(w *Workload, leaders, workers []*corev1.Pod, now time.Time) map[string]recreations {
 	counted := recreationsOf(w)
 	for _, leader := range leaders {
@@ -204,7 +204,7 @@ func countRecreations(w *Workload, leaders, workers []*corev1.Pod, now time.Time
 		}
 		entry, known := counted[leader.Name]
 		switch {
-		case podhealth.Ready(leader):
+		case podhealth.Ready(leader), evictedByQueue(leader, workers):
 			delete(counted, leader.Name)
 		case leader.DeletionTimestamp != nil && entry.Leader != leader.UID:
 			if !known {
@@ -219,6 +219,17 @@ func countRecreations(w *Workload, leaders, workers []*corev1.Pod, now time.Time
 		return err != nil || ordinal >= int(*w.Replicas())
 	})
 	return counted
+}
+
+// evictedByQueue reports whether a queue evicts a replica: Kueue sets the condition on each pod before it deletes the
+// pod. The replica has not failed, and its successor may wait for longer than a canary may be unready.
+func evictedByQueue(leader *corev1.Pod, workers []*corev1.Pod) bool {
+	const terminationTarget = "TerminationTarget"
+	return leader.DeletionTimestamp != nil && slices.ContainsFunc(append(replicagroup.Members(leader, workers), leader), func(pod *corev1.Pod) bool {
+		return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == terminationTarget && c.Status == corev1.ConditionTrue
+		})
+	})
 }
 
 // RecordRecreations returns the writes that record the recreations of replicas in annotations of the workloads.

@@ -183,6 +183,10 @@ func ended(code int32, message string) func(*corev1.Pod) {
 	}
 }
 
+func evicted(p *corev1.Pod) {
+	p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: "TerminationTarget", Status: corev1.ConditionTrue})
+}
+
 func TestCountRemade(t *testing.T) {
 	leader := func(change ...func(*corev1.Pod)) *corev1.Pod {
 		return moedtest.Pod("m-r1-1", "r1", append([]func(*corev1.Pod){moedtest.InGroup("m-r1", "1", "0")}, change...)...)
@@ -202,6 +206,7 @@ func TestCountRemade(t *testing.T) {
 		"terminating, was ready":     {"", []*corev1.Pod{leader(going("a"))}, map[string]recreations{"m-r1-1": {"a", 1, now, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
 		"counted once":               {once, []*corev1.Pod{leader(moedtest.Unready, going("a"))}, map[string]recreations{"m-r1-1": first}},
 		"terminating again":          {once, []*corev1.Pod{leader(moedtest.Unready, going("b"))}, map[string]recreations{"m-r1-1": {"b", 2, moedtest.Start, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
+		"evicted by a queue":         {once, []*corev1.Pod{leader(moedtest.Unready, going("b"), evicted)}, nil},
 		"between two leaders":        {once, nil, map[string]recreations{"m-r1-1": first}},
 		"the next is not ready yet":  {once, []*corev1.Pod{leader(moedtest.Unready)}, map[string]recreations{"m-r1-1": first}},
 		"the next is ready":          {once, []*corev1.Pod{leader()}, nil},

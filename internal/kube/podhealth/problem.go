@@ -37,7 +37,7 @@ func Find(pods []*corev1.Pod, failedMounts map[types.UID]string, now time.Time) 
 		if nodeLost(pod) { // also for a terminating pod, which stays until its node confirms the termination
 			return &Problem{"NodeLost", fmt.Sprintf("pod %s is on node %s, which does not respond. The pod serves again when the node is back. To replace the pod now, delete the Node, or force-delete the pod", podLabel(pod), pod.Spec.NodeName)}, 0
 		}
-		if pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded {
+		if pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || gated(pod) {
 			continue
 		}
 		if found := containerProblem(pod); found != nil {
@@ -371,6 +371,23 @@ func volumeAdvice(pod *corev1.Pod, failedMount string) string {
 		}
 	}
 	return "check spec.model.volume"
+}
+
+// Gate returns the first scheduling gate of a pod; empty for none. A pod with a gate waits for the controller of the
+// gate, usually a queue. It has no node, uses no device, and has not failed, however long it waits.
+func Gate(pod *corev1.Pod) string {
+	if pod.DeletionTimestamp != nil || len(pod.Spec.SchedulingGates) == 0 {
+		return ""
+	}
+	return pod.Spec.SchedulingGates[0].Name
+}
+
+// gated reports whether a pod has a scheduling gate, or the scheduler has not handled it since the last gate was
+// removed.
+func gated(pod *corev1.Pod) bool {
+	return Gate(pod) != "" || slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonSchedulingGated
+	})
 }
 
 // Unscheduled reports whether the scheduler found no node for the pod.

@@ -53,6 +53,11 @@ func TestFindProblem(t *testing.T) {
 		p.Status.Phase = corev1.PodPending
 		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/1 nodes: Insufficient nvidia.com/gpu"})
 	}
+	gatedPod := func(p *corev1.Pod) {
+		unschedulable(p)
+		p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "kueue.x-k8s.io/admission"}}
+		p.Status.Conditions[1].Reason, p.Status.Conditions[1].Message = corev1.PodReasonSchedulingGated, "Scheduling is blocked due to non-empty scheduling gates"
+	}
 	onNode := func(p *corev1.Pod) {
 		waiting("ContainerCreating", "")(p)
 		p.Spec.NodeName = "n"
@@ -97,11 +102,13 @@ func TestFindProblem(t *testing.T) {
 			change: waiting("CreateContainerError", "task "+strings.Repeat("0f", 32)+" of sha256:"+strings.Repeat("1a", 32)+" failed"), reason: "ContainerNotCreated",
 			message: "task ID of sha256:" + strings.Repeat("1a", 32) + " failed",
 		},
-		"crash":             {change: crashed, reason: "ContainerCrashing", message: "(exit code 1: out of memory)"},
-		"no node, just now": {change: unschedulable, again: patience},
-		"no node":           {change: unschedulable, age: patience, reason: "Unschedulable", message: "Insufficient nvidia.com/gpu"},
-		"volume, just now":  {change: onNode, again: patience},
-		"volume":            {change: onNode, age: patience, mounts: map[types.UID]string{"p": "hostPath type check failed"}, reason: "VolumeNotMounted", message: "hostPath type check failed"},
+		"crash":                     {change: crashed, reason: "ContainerCrashing", message: "(exit code 1: out of memory)"},
+		"no node, just now":         {change: unschedulable, again: patience},
+		"no node":                   {change: unschedulable, age: patience, reason: "Unschedulable", message: "Insufficient nvidia.com/gpu"},
+		"a scheduling gate":         {change: gatedPod, age: time.Hour},
+		"a removed scheduling gate": {change: func(p *corev1.Pod) { gatedPod(p); p.Spec.SchedulingGates = nil }, age: time.Hour},
+		"volume, just now":          {change: onNode, again: patience},
+		"volume":                    {change: onNode, age: patience, mounts: map[types.UID]string{"p": "hostPath type check failed"}, reason: "VolumeNotMounted", message: "hostPath type check failed"},
 		"data set": {
 			change: onNode, age: patience, mounts: map[types.UID]string{"p": `MountVolume.SetUp failed for volume "dataset" : configmap "requests" not found`},
 			reason: "VolumeNotMounted", message: `configmap "requests" not found: create the ConfigMap`,

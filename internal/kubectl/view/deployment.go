@@ -404,6 +404,8 @@ func (o Objects) pod(pod *corev1.Pod) Pod {
 		p.State = "Ready"
 	case problem != nil:
 		p.State, p.Message = problem.Reason, problem.Message
+	case podhealth.Gate(pod) != "":
+		p.State, p.Message = "Queued", "waits for its scheduling gate "+podhealth.Gate(pod)
 	case pod.Status.Phase == corev1.PodRunning:
 		p.State = "Starting"
 	}

@@ -29,11 +29,13 @@ import (
 	"github.com/semmoe/operator/test/ports"
 )
 
-// runningEngine and runningEvents name an engine that runs already, instead of one that the test starts: a vLLM that was
-// started as startWithEvents does.
+// runningEngine and the other flags name an engine that runs already, instead of one that the test starts: a vLLM that was
+// started as startWithEvents does, or SGLang (test/gpu/serve_sglang.sh 30000 --page-size 32 --max-total-tokens 1536
+// --enable-cache-report --kv-events-config ...) with -rank-member routed_dp_rank.
 var (
-	runningEngine = flag.String("engine", "", "URL of a running vLLM for TestKVEvents; default: the test starts one")
+	runningEngine = flag.String("engine", "", "URL of a running engine for TestKVEvents; default: the test starts vLLM")
 	runningEvents = flag.Int("events-port", 0, "port of rank 0 for the KV events of -engine")
+	rankMember    = flag.String("rank-member", "", "member of requests that names the rank; default: the header of vLLM only")
 )
 
 const (
@@ -128,7 +130,11 @@ func nextPrompt(random *rand.Rand, seen [][]int32, tokens *tokenizer.Tokenizer) 
 // complete sends a completion to a rank, and returns the number of cached tokens of the prompt that the engine reports.
 func complete(t *testing.T, url string, rank int, prompt any) int {
 	t.Helper()
-	body, err := json.Marshal(map[string]any{"model": "tiny", "prompt": prompt, "max_tokens": 1, "temperature": 0})
+	members := map[string]any{"model": "tiny", "prompt": prompt, "max_tokens": 1, "temperature": 0}
+	if *rankMember != "" {
+		members[*rankMember] = rank
+	}
+	body, err := json.Marshal(members)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -47,13 +47,16 @@ func BatchRates(ctx context.Context, t *trace.Trace, s *Solution, o Options) (ra
 	return rates, nil
 }
 
-// RateAt returns the local activation rate in batches of the given sizes, as their mean. Between two known sizes it is
-// interpolated on a logarithmic scale, and outside of them it is that of the nearest one. rates must not be empty.
-func RateAt(rates []BatchRate, sizes []int) (mean float64) {
+// RateAt returns the local activation rate in equally many batches of each of the given sizes. Between two known sizes the
+// rate is interpolated on a logarithmic scale, and outside of them it is that of the nearest one. rates and sizes must not
+// be empty.
+func RateAt(rates []BatchRate, sizes []int) float64 {
+	local, all := 0.0, 0.0
 	for _, tokens := range sizes {
-		mean += rateAt(rates, tokens) / float64(len(sizes))
+		local += float64(tokens) * rateAt(rates, tokens)
+		all += float64(tokens)
 	}
-	return mean
+	return local / all
 }
 
 func rateAt(rates []BatchRate, tokens int) float64 {

@@ -40,7 +40,7 @@ func TestBatchRates(t *testing.T) {
 	}
 }
 
-// TestRateAt verifies the interpolation between sizes, and the limits outside of them.
+// TestRateAt verifies the interpolation between sizes, the limits outside of them, and that large batches have more activations.
 func TestRateAt(t *testing.T) {
 	rates := []BatchRate{{32, 0.4}, {128, 0.5}, {512, 0.8}}
 	for _, test := range []struct {
@@ -48,7 +48,7 @@ func TestRateAt(t *testing.T) {
 		want  float64
 	}{
 		{[]int{1}, 0.4}, {[]int{32}, 0.4}, {[]int{64}, 0.45}, {[]int{128}, 0.5}, {[]int{256}, 0.65}, {[]int{512}, 0.8}, {[]int{1 << 20}, 0.8},
-		{[]int{64, 256}, 0.55},
+		{[]int{64, 192}, (0.45 + 3*(0.5+0.3*math.Log(1.5)/math.Log(4))) / 4},
 	} {
 		if got := RateAt(rates, test.sizes); math.Abs(got-test.want) > 1e-9 {
 			t.Errorf("at %v: %v; want %v", test.sizes, got, test.want)

@@ -253,7 +253,8 @@ type BatchTokensStatus struct {
 
 	// observed is the distribution of the step sizes of the engines in the last hours, in tokens: the mean of the
 	// smallest eighth of the steps, of the next eighth, and so on. It is updated when its median or mean doubles or
-	// halves, and at most once a minute. It is absent while the engines report too few steps.
+	// halves, and at most once a minute. It is absent while the engines report too few steps, and where the spec sets the
+	// batch size and tokens are not shuffled.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16

@@ -75,8 +75,8 @@ func batchTokensStatus(previous *semmoev1.BatchTokensStatus, moed *semmoev1.MoED
 			status.Sizes = append(status.Sizes, int32(size))
 		}
 	}
-	if moed.Spec.Rollout.BatchTokens > 0 {
-		return status
+	if moed.Spec.Rollout.BatchTokens > 0 && o.Steps.Sizes == nil {
+		return status // which needs no observation
 	}
 	if why := unobserved(moed, o.Steps, len(o.Reports)); why.Reason != "" {
 		status.Reason, status.Message = why.Reason, why.Message

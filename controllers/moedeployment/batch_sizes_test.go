@@ -45,6 +45,11 @@ func TestBatchTokensStatus(t *testing.T) {
 			change: func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.BatchTokens = 512 },
 			want:   &semmoev1.BatchTokensStatus{Source: "Spec", Sizes: []int32{512}},
 		},
+		"number, sizes read for shuffled tokens": {
+			change: func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.BatchTokens = 512 },
+			o:      observation{Decision: decision.Decision{Reports: answered, Steps: counted(decoding)}},
+			want:   &semmoev1.BatchTokensStatus{Source: "Spec", Sizes: []int32{512}, Observed: decoding, PrefillMilli: ptr.To[int32](50), ObservedTime: &now},
+		},
 		"first plan": {
 			plan: func(*semmoev1.PlacementPlan) {}, o: observation{Decision: decision.Decision{Reports: answered, Steps: counted(decoding)}},
 			want: &semmoev1.BatchTokensStatus{Source: "Default", Sizes: defaults, Observed: decoding, PrefillMilli: ptr.To[int32](50), ObservedTime: &now},

@@ -177,11 +177,19 @@ func Invalid(s *Snapshot) *revisions.InvalidError {
 	return nil
 }
 
-// decideSteps determines the batch sizes of the engines, for which plans are made.
+// decideSteps determines the batch sizes of the engines.
 func (d *Decision) decideSteps(s *Snapshot) {
 	if desired.ObservesSteps(s.Moed) && d.hasReports(s) {
 		d.Steps = StepsOf(d.Reports)
 	}
+}
+
+// plannedSizes returns the observed batch sizes for which plans are made; nil if the spec sets its size.
+func (d *Decision) plannedSizes(s *Snapshot) []int32 {
+	if s.Moed.Spec.Rollout.BatchTokens > 0 {
+		return nil
+	}
+	return d.Steps.Sizes
 }
 
 // hasReports adds the reports of routers to the decision, and asks for them if they are unknown.
@@ -203,7 +211,7 @@ func (d *Decision) decidePlanning(s *Snapshot) {
 		return
 	}
 	plan := s.Snapshot
-	plan.BatchSizes = d.Steps.Sizes
+	plan.BatchSizes = d.plannedSizes(s)
 	p := planner.Decide(&plan)
 	d.Planning, d.Writes, d.Refused, d.Question, d.Err = p.Planning, p.Writes, p.Refused, p.Question, p.Err
 	if d.Question != nil || d.Err != nil {
@@ -262,7 +270,7 @@ func (d *Decision) decideReplan(s *Snapshot) {
 		return
 	}
 	plan := s.Snapshot
-	plan.BatchSizes = d.Steps.Sizes
+	plan.BatchSizes = d.plannedSizes(s)
 	d.Replan, d.ReplanWrites, d.Question = planner.NextReplan(&plan, d.Planning, planner.DriftOf(d.Drift, s.Now))
 }
 

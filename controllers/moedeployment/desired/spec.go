@@ -85,9 +85,11 @@ func Shuffles(moed *semmoev1.MoEDeployment) bool {
 	return moed.Spec.Placement.TokenShuffle == semmoev1.TokenShuffleEnabled
 }
 
-// ObservesSteps reports whether plans are made for the batch sizes that engines count.
+// ObservesSteps reports whether routers read the batch sizes of engines: because plans are made for them, or because the
+// local activation rate of shuffled tokens depends on them.
 func ObservesSteps(moed *semmoev1.MoEDeployment) bool {
-	return UsesPlans(moed) && moed.Spec.Rollout.BatchTokens == 0 && moed.Spec.Routing.Mode != semmoev1.RoutingModeNone && EngineCountsSteps(moed)
+	read := UsesPlans(moed) && moed.Spec.Routing.Mode != semmoev1.RoutingModeNone && EngineCountsSteps(moed)
+	return read && (moed.Spec.Rollout.BatchTokens == 0 || ObservesTokens(moed))
 }
 
 // EngineCountsSteps reports whether the engine exports a metric of its steps that routers read.

@@ -22,7 +22,7 @@ func TestPromiseAt(t *testing.T) {
 		"no status":          {byBatch, nil, 522, "52.2%"},
 		"nothing observed":   {byBatch, &semmoev1.BatchTokensStatus{Sizes: []int32{32}}, 522, "52.2%"},
 		"between two sizes":  {byBatch, &semmoev1.BatchTokensStatus{Observed: []int32{128}}, 480, "48.0%"},
-		"mean over sizes":    {byBatch, &semmoev1.BatchTokensStatus{Observed: []int32{1, 512}}, 480, "48.0%"},
+		"over all tokens":    {byBatch, &semmoev1.BatchTokensStatus{Observed: []int32{32, 512}}, 498, "49.8%"},
 		"above the largest":  {byBatch, &semmoev1.BatchTokensStatus{Observed: []int32{65536}}, 500, "50.0%"},
 		"below the smallest": {byBatch, &semmoev1.BatchTokensStatus{Observed: []int32{1}}, 460, "46.0%"},
 	} {

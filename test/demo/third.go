@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/test/corpus"
 )
 
@@ -170,7 +171,7 @@ func (s *tokenAct) waitRate(ctx context.Context, plan *semmoev1.PlacementPlan, i
 		switch {
 		case condition == nil || rate == nil || rate.ObservedMilli == nil || rate.PredictedMilli == nil:
 			return "no rate yet", false, nil
-		case *rate.PredictedMilli != plan.Status.Forecast.LARMilli:
+		case *rate.PredictedMilli != locality.PromiseAt(plan.Status.Forecast, moed.Status.BatchTokens).LARMilli:
 			return "the promise is not yet that of PlacementPlan " + plan.Name, false, nil
 		}
 		*into = *rate
@@ -200,6 +201,7 @@ func (s *tokenAct) checks() []check {
 	rates := func(r semmoev1.LARStatus) (observed, promised float64) {
 		return float64(*r.ObservedMilli) / 1000, float64(*r.PredictedMilli) / 1000
 	}
+	usual, usualPromise := rates(s.usual)
 	recovered, promise := rates(s.recovered)
 	changed := 0
 	for i := range s.answers {
@@ -209,6 +211,7 @@ func (s *tokenAct) checks() []check {
 	}
 	return append([]check{
 		{"only the tables changed", s.again.Status.Tier == semmoev1.TierTables, fmt.Sprintf("tier %s of plan %s", s.again.Status.Tier, s.again.Status.Plan)},
+		agrees("prose is served as the plan promises", usual, usualPromise),
 		agrees("code is served as the new tables promise", recovered, promise),
 		agrees("status and engines' counters agree", recovered, s.counted.lar()),
 		{"no container was restarted", s.started[0] == s.started[1] && s.started[0] != "", fmt.Sprintf("%d engine pods", strings.Count(s.started[1], ";"))},

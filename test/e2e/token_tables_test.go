@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/test/corpus"
 	"github.com/semmoe/operator/test/tier"
 )
@@ -130,7 +131,7 @@ func TestTokenTablesFollowTheTraffic(t *testing.T) {
 	eventually(t, 6*time.Minute, "code is served as promised", func() error {
 		sendRequests(t, url, code)
 		current := get(t, moed)
-		if lar = current.Status.LAR; lar == nil || lar.ObservedMilli == nil || lar.PredictedMilli == nil || *lar.PredictedMilli != replan.Status.Forecast.LARMilli {
+		if lar = current.Status.LAR; lar == nil || lar.ObservedMilli == nil || lar.PredictedMilli == nil || *lar.PredictedMilli != locality.PromiseAt(replan.Status.Forecast, current.Status.BatchTokens).LARMilli {
 			return fmt.Errorf("the status is %+v", lar)
 		}
 		return errors.Join(

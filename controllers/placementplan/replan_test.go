@@ -100,6 +100,11 @@ func TestReplan(t *testing.T) {
 	if stored.Schedule == nil || rate(stored.Schedule.LAR) != next.Status.Forecast.LARMilli {
 		t.Errorf("the schedule is not for the rate of the plan, %d: %+v", next.Status.Forecast.LARMilli, stored.Schedule)
 	}
+	for _, p := range []*semmoev1.PlacementPlan{base, next} {
+		if rates := p.Status.Forecast.LARByBatch; len(rates) == 0 || rates[0].LARMilli > rates[len(rates)-1].LARMilli {
+			t.Errorf("plan %s has the rates %v by batch size", p.Name, rates)
+		}
+	}
 	if diff := cmp.Diff(current.Placement, stored.Placement); diff != "" {
 		t.Errorf("the placement has changed (-current +new):\n%s", diff)
 	}

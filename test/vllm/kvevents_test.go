@@ -170,7 +170,7 @@ func complete(t *testing.T, url string, rank int, prompt any) int {
 func startWithEvents(t *testing.T) (url string, port int) {
 	t.Helper()
 	if *environment == "" {
-		t.Skip("-args -vllm names no environment: make e2e-vllm")
+		t.Skip("-args -vllm names no environment: make e2e-clients")
 	}
 	serving := ports.Reserve(t)
 	port = freePorts(t, 2*eventRanks)

@@ -184,8 +184,8 @@ func (d *Decision) decideSteps(s *Snapshot) {
 	}
 }
 
-// plannedSizes returns the observed batch sizes for which plans are made; nil if the spec sets its size.
-func (d *Decision) plannedSizes(s *Snapshot) []int32 {
+// sizesForPlans returns the observed batch sizes for which plans are made; nil if the spec sets its size.
+func (d *Decision) sizesForPlans(s *Snapshot) []int32 {
 	if s.Moed.Spec.Rollout.BatchTokens > 0 {
 		return nil
 	}
@@ -211,7 +211,7 @@ func (d *Decision) decidePlanning(s *Snapshot) {
 		return
 	}
 	plan := s.Snapshot
-	plan.BatchSizes = d.plannedSizes(s)
+	plan.BatchSizes = d.sizesForPlans(s)
 	p := planner.Decide(&plan)
 	d.Planning, d.Writes, d.Refused, d.Question, d.Err = p.Planning, p.Writes, p.Refused, p.Question, p.Err
 	if d.Question != nil || d.Err != nil {
@@ -270,7 +270,7 @@ func (d *Decision) decideReplan(s *Snapshot) {
 		return
 	}
 	plan := s.Snapshot
-	plan.BatchSizes = d.plannedSizes(s)
+	plan.BatchSizes = d.sizesForPlans(s)
 	d.Replan, d.ReplanWrites, d.Question = planner.NextReplan(&plan, d.Planning, planner.DriftOf(d.Drift, s.Now))
 }
 

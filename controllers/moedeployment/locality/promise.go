@@ -22,7 +22,7 @@ func PromiseAt(forecast *semmoev1.PlanForecast, reported *semmoev1.BatchTokensSt
 	}
 	var sizes []int
 	for _, tokens := range reported.Observed {
-		sizes = append(sizes, int(tokens))
+		sizes = append(sizes, max(1, int(tokens))) // other clients can write a status
 	}
 	at := forecast.DeepCopy()
 	at.LARMilli = int32(math.Round(1000 * solver.RateAt(rates, sizes)))

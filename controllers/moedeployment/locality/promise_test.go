@@ -24,6 +24,7 @@ func TestPromiseAt(t *testing.T) {
 		"between two sizes":  {byBatch, &semmoev1.BatchTokensStatus{Observed: []int32{128}}, 480, "48.0%"},
 		"over all tokens":    {byBatch, &semmoev1.BatchTokensStatus{Observed: []int32{32, 512}}, 498, "49.8%"},
 		"above the largest":  {byBatch, &semmoev1.BatchTokensStatus{Observed: []int32{65536}}, 500, "50.0%"},
+		"no tokens":          {byBatch, &semmoev1.BatchTokensStatus{Observed: []int32{0, 0}}, 460, "46.0%"},
 		"below the smallest": {byBatch, &semmoev1.BatchTokensStatus{Observed: []int32{1}}, 460, "46.0%"},
 	} {
 		t.Run(name, func(t *testing.T) {

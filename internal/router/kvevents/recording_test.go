@@ -16,7 +16,7 @@ import (
 //
 //	go test ./internal/router/kvevents -run Record -count=1 -args -record FILE -address HOST:PORT [-record-for 30s]
 //
-// Send requests to the engine meanwhile. TestRecordings decodes each file testdata/*.jsonl.
+// Send requests to the engine during the recording. TestRecordings decodes each file testdata/*.jsonl.
 var (
 	recordFile    = flag.String("record", "", "file for the messages of a running engine")
 	recordAddress = flag.String("address", "", "host:port at which a rank of the engine publishes KV events")

@@ -12,9 +12,9 @@ import (
 	"github.com/semmoe/operator/internal/observation/stepsizes"
 )
 
-// TestPlannedSizes checks for which deployments batch sizes are read, and that plans are made for those of the spec where
+// TestSizesForPlans checks for which deployments batch sizes are read, and that plans are made for those of the spec where
 // it has any: with shuffled tokens the sizes are read for the predicted rate all the same.
-func TestPlannedSizes(t *testing.T) {
+func TestSizesForPlans(t *testing.T) {
 	fixed := func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.BatchTokens = 512 }
 	shuffled := func(m *semmoev1.MoEDeployment) {
 		m.Spec.Parallelism.Attention, m.Spec.Placement.TokenShuffle = semmoev1.AttentionTensorParallel, semmoev1.TokenShuffleEnabled
@@ -37,7 +37,7 @@ func TestPlannedSizes(t *testing.T) {
 			var s Snapshot
 			s.Moed = moed
 			d := Decision{Steps: stepsizes.Sum{Sizes: []int32{64}}}
-			if got := slices.Equal(d.plannedSizes(&s), []int32{64}); got != test.planned {
+			if got := slices.Equal(d.sizesForPlans(&s), []int32{64}); got != test.planned {
 				t.Errorf("plans are made for observed sizes: %v, want %v", got, test.planned)
 			}
 		})

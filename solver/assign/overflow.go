@@ -15,8 +15,8 @@ type overflow struct {
 	// bins are the current bins of the items, loads the resulting loads, maxLoads the maximum load of each bin.
 	bins            []int
 	loads, maxLoads []float64
-	// cheapestMoves contains, for each overfull bin, the minimum-loss move of each of its items; nil if it must be
-	// recomputed. If a move has become impossible, the item's next move has at least the same loss.
+	// cheapestMoves contains, for each overfull bin, the minimum-loss move of each of its items; nil if it is not computed
+	// yet. If a move has become impossible, the item's next move has at least the same loss.
 	cheapestMoves []moves
 }
 
@@ -42,19 +42,13 @@ func (o *overflow) relieve(from int) bool {
 	if o.cheapestMoves[from] == nil {
 		o.cheapestMoves[from] = o.movesFrom(from)
 	}
-	cheapestMoves := &o.cheapestMoves[from]
-	for cheapestMoves.Len() > 0 {
-		first := &(*cheapestMoves)[0]
+	for list := &o.cheapestMoves[from]; list.Len() > 0 && (*list)[0].to >= 0; heap.Fix(list, 0) {
+		first := &(*list)[0]
 		if o.fits(first.item, first.to) {
-			o.take(from, heap.Pop(cheapestMoves).(move))
+			o.take(from, heap.Pop(list).(move))
 			return true
 		}
-		if next := o.cheapest(first.item, from); next.to >= 0 {
-			*first = next
-			heap.Fix(cheapestMoves, 0)
-		} else {
-			heap.Pop(cheapestMoves)
-		}
+		*first = o.cheapest(first.item, from)
 	}
 	return false
 }
@@ -65,19 +59,28 @@ func (o *overflow) take(from int, m move) {
 	o.loads[m.to] += size
 	o.bins[m.item] = m.to
 	if o.loads[from] <= o.maxLoads[from] {
-		clear(o.cheapestMoves) // the bin may receive items now
+		o.cheapestMoves[from] = nil
+		o.admit(from)
 	}
 }
 
-// movesFrom returns the minimum-loss moves of a bin's items.
+// admit adds the moves to a bin that is no longer overfull to those of the bins that still are.
+func (o *overflow) admit(to int) {
+	for from, list := range o.cheapestMoves {
+		for i := range list {
+			o.consider(&list[i], from, to)
+		}
+		heap.Init(&o.cheapestMoves[from])
+	}
+}
+
+// movesFrom returns the minimum-loss moves of a bin's items. An item without a possible move has one to bin -1 of infinite
+// loss.
 func (o *overflow) movesFrom(from int) moves {
 	list := moves{}
 	for item, bin := range o.bins {
-		if bin != from || o.w.Sizes[item] == 0 {
-			continue
-		}
-		if m := o.cheapest(item, from); m.to >= 0 {
-			list = append(list, m)
+		if bin == from && o.w.Sizes[item] > 0 {
+			list = append(list, o.cheapest(item, from))
 		}
 	}
 	heap.Init(&list)
@@ -88,16 +91,41 @@ func (o *overflow) movesFrom(from int) moves {
 // none.
 func (o *overflow) cheapest(item, from int) move {
 	m := move{math.Inf(1), item, -1}
-	scores, size := o.w.Scores[item*len(o.loads):(item+1)*len(o.loads)], float64(o.w.Sizes[item])
-	for bin, score := range scores {
-		if bin == from || !o.fits(item, bin) {
-			continue
+	if o.w.NonZero == nil {
+		for to := range o.loads {
+			if o.fits(item, to) {
+				o.consider(&m, from, to)
+			}
 		}
-		if loss := (float64(scores[from]) - float64(score)) / size; loss < m.loss {
-			m.loss, m.to = loss, bin
+		return m
+	}
+	for to := range o.w.nonZero(item) {
+		if o.fits(item, to) {
+			o.consider(&m, from, to)
+		}
+	}
+	// All bins of score zero have the same loss.
+	nonZero := o.w.NonZero[item*BinWords(len(o.loads)):]
+	for to := range o.loads {
+		if nonZero[to/64]&(1<<(to%64)) == 0 && to != from && o.fits(item, to) {
+			o.consider(&m, from, to)
+			break
 		}
 	}
 	return m
+}
+
+// consider replaces a move of an item out of a bin by the move to another bin if that has less loss, or the same loss and
+// a lower index.
+func (o *overflow) consider(m *move, from, to int) {
+	if from == to {
+		return
+	}
+	scores := o.w.Scores[m.item*len(o.loads):]
+	loss := (float64(scores[from]) - float64(scores[to])) / float64(o.w.Sizes[m.item])
+	if loss < m.loss || loss == m.loss && to < m.to {
+		m.loss, m.to = loss, to
+	}
 }
 
 func (o *overflow) fits(item, bin int) bool {

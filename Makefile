@@ -147,11 +147,11 @@ e2e-oldest: build helm ## Run the tests of the API, the webhooks and the chart, 
 	CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m ./test/e2e -run '$(OLDEST)'
 
 .PHONY: e2e-cluster
-e2e-cluster: image helm ## Run the demo's scenario and the life of an installation on a real cluster (kubelet, containerd, CoreDNS) made for it; needs root
+e2e-cluster: image helm ## Run the demo, the life of an installation and the path of a new user on a real cluster (kubelet, containerd, CoreDNS) made for it; needs root
 	test/cluster/e2e.sh
 
 .PHONY: e2e-installation
-e2e-installation: image helm ## The same without the demo: install, serve, upgrade, lose leader and node, uninstall, install again, delete
+e2e-installation: image helm ## The same without the demo: install, serve, upgrade, lose leader and node, uninstall, install again, delete; and chart, model from a hub, plan, approval in Argo CD
 	test/cluster/e2e.sh go test -trimpath -vet=off -count=1 -timeout 15m -v ./test/installation -args -cluster
 
 # Sets environment to the virtual environment of vLLM. Where the package index cannot be reached, the recipe is skipped, but not in CI.

@@ -8,64 +8,28 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/kube/podhealth"
-	"github.com/semmoe/operator/internal/kube/podsecurity"
 	"github.com/semmoe/operator/internal/model/hub/report"
+	"github.com/semmoe/operator/test/hub/incluster"
 )
-
-// hubImage is the image of the double of the Hugging Face hub.
-const hubImage = "hub:dev"
-
-// buildHub builds the double of the hub.
-func buildHub() (string, error) {
-	path := filepath.Join(repository, "bin", "hub")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./test/hub/cmd/hub")
-	build.Dir, build.Env = repository, append(os.Environ(), "CGO_ENABLED=0")
-	if output, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("failed to build the double of the hub: %w: %s", err, output)
-	}
-	return path, nil
-}
 
 // startHub runs a hub with the gated repository org/tiny in a pod, and returns its address.
 func startHub(t *testing.T, namespace, token string) string {
 	t.Helper()
-	labels := map[string]string{"app": "hub"}
-	create(t, &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "hub", Labels: labels},
-		Spec: corev1.PodSpec{
-			SecurityContext: podsecurity.Pod(),
-			Containers: []corev1.Container{{
-				SecurityContext: podsecurity.Container(),
-				Name:            "hub", Image: hubImage, ImagePullPolicy: corev1.PullNever,
-				// Pods of the local cluster share the addresses of the machine: a port on all of them would be taken from managers.
-				Env:            []corev1.EnvVar{{Name: "POD_IP", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.podIP"}}}},
-				Command:        []string{"/hub", "--listen=$(POD_IP):8080", "--contents=$(POD_IP):8081", "--content-url=http://hub." + namespace + ".svc:8081", "--gated", "--token=" + token, "--stall-once", "org/tiny=/srv/tiny"},
-				ReadinessProbe: &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/api/models/org/tiny/revision/main", Port: intstr.FromInt32(8080)}}},
-				VolumeMounts:   []corev1.VolumeMount{{Name: "tiny", MountPath: "/srv/tiny", ReadOnly: true}},
-			}},
-			Volumes: []corev1.Volume{{Name: "tiny", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: checkpointDir()}}}},
-		},
-	})
-	create(t, &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "hub"},
-		Spec:       corev1.ServiceSpec{Selector: labels, Ports: []corev1.ServicePort{{Name: "hub", Port: 8080}, {Name: "contents", Port: 8081}}},
-	})
+	pod, service := incluster.Objects(namespace, "org/tiny", checkpointDir(), "--gated", "--token="+token, "--stall-once")
+	create(t, pod)
+	create(t, service)
 	eventually(t, waitTimeout, "the hub is ready", func() error {
-		pod := &corev1.Pod{}
-		if err := api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "hub"}, pod); err != nil {
+		if err := api.Get(t.Context(), client.ObjectKeyFromObject(pod), pod); err != nil {
 			return err
 		}
 		if !podhealth.Ready(pod) {
@@ -73,7 +37,7 @@ func startHub(t *testing.T, namespace, token string) string {
 		}
 		return nil
 	})
-	return "http://hub." + namespace + ".svc:8080"
+	return incluster.Endpoint(namespace)
 }
 
 // TestDownload serves and plans a model that is downloaded from a hub. The repository is gated: the condition names the

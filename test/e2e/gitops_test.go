@@ -13,11 +13,13 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/test/gitops"
@@ -298,23 +300,22 @@ func TestArgoActions(t *testing.T) {
 	}
 }
 
-// act runs an action, and patches the object with the difference like Argo CD.
+// act runs an action of config/argocd like Argo CD.
 func act(t *testing.T, moed *semmoev1.MoEDeployment, action string) {
 	t.Helper()
-	script, err := os.ReadFile(filepath.Join(repository, "config", "argocd", "resource_customizations", "semmoe.io", "MoEDeployment", "actions", action, "action.lua"))
+	text, err := os.ReadFile(filepath.Join(repository, "config", "argocd", "argocd-cm.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	live := &unstructured.Unstructured{}
-	live.SetGroupVersionKind(semmoev1.GroupVersion.WithKind("MoEDeployment"))
-	if err := api.Get(t.Context(), client.ObjectKeyFromObject(moed), live); err != nil {
+	settings := &corev1.ConfigMap{}
+	if err := yaml.Unmarshal(text, settings); err != nil {
 		t.Fatal(err)
 	}
-	changed, err := gitops.Act(t.Context(), string(script), live)
+	actions, err := gitops.ParseActions(settings.Data)
+	if err == nil {
+		err = actions.Run(t.Context(), api, client.ObjectKeyFromObject(moed), action)
+	}
 	if err != nil {
-		t.Fatal(err)
-	}
-	if err := api.Patch(t.Context(), changed, client.MergeFrom(live), client.FieldOwner("argocd-server")); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -42,6 +42,7 @@ import (
 	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/test/audit"
 	"github.com/semmoe/operator/test/faults"
+	"github.com/semmoe/operator/test/hub/incluster"
 	"github.com/semmoe/operator/test/load"
 	"github.com/semmoe/operator/test/localcluster"
 	"github.com/semmoe/operator/test/openshift"
@@ -130,7 +131,7 @@ func run(m *testing.M) (int, error) {
 	if images[doubleImage], err = buildDouble(); err != nil {
 		return 1, err
 	}
-	if images[hubImage], err = buildHub(); err != nil {
+	if images[incluster.Image], err = incluster.Build(); err != nil {
 		return 1, err
 	}
 	cluster, err = localcluster.Start(ctx, localcluster.Options{

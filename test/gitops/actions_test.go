@@ -3,13 +3,19 @@
 package gitops
 
 import (
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/yaml"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -26,21 +32,12 @@ func actionScript(t *testing.T, name string) string {
 // available runs the discovery of actions, and returns the names of the enabled ones.
 func available(t *testing.T, u *unstructured.Unstructured) map[string]bool {
 	t.Helper()
-	table, err := run(t.Context(), actionScript(t, "discovery.lua"), u.Object)
+	enabled, err := (&Actions{Discovery: actionScript(t, "discovery.lua")}).Enabled(t.Context(), u)
 	if err != nil {
 		t.Fatal(err)
 	}
-	found, enabled := goValue(table, map[string]any{}).(map[string]any), map[string]bool{}
-	if len(found) != len(actions) {
-		t.Errorf("discovery returns %d actions, want %d", len(found), len(actions))
-	}
-	for _, name := range actions {
-		action, _ := found[name].(map[string]any)
-		disabled, isSet := action["disabled"].(bool)
-		if title, _ := action["displayName"].(string); title == "" || !isSet {
-			t.Errorf("action %s: %v, want a name and whether it is disabled", name, action)
-		}
-		enabled[name] = !disabled
+	if diff := cmp.Diff(actions, slices.Sorted(maps.Keys(enabled))); diff != "" {
+		t.Errorf("discovered actions (-want +got):\n%s", diff)
 	}
 	return enabled
 }
@@ -159,17 +156,49 @@ func TestActions(t *testing.T) {
 	}
 }
 
+// TestRun runs actions of argocd-cm on an object of a cluster. An action that is disabled, or unknown, changes nothing.
+func TestRun(t *testing.T) {
+	settings := &corev1.ConfigMap{}
+	if err := yaml.Unmarshal(read(t, filepath.Join(customizations, "..", "argocd-cm.yaml")), settings); err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := ParseActions(settings.Data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scheme := runtime.NewScheme()
+	if err := semmoev1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "m"}, Status: semmoev1.MoEDeploymentStatus{PendingPlan: "p"}}
+	api := fake.NewClientBuilder().WithScheme(scheme).WithObjects(moed).WithReturnManagedFields().Build()
+	key := client.ObjectKeyFromObject(moed)
+	for _, name := range []string{"roll-back", "unknown"} {
+		if err := parsed.Run(t.Context(), api, key, name); err == nil || !strings.Contains(err.Error(), "action "+name+" is not enabled") {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+	if err := parsed.Run(t.Context(), api, key, "approve"); err != nil {
+		t.Fatal(err)
+	}
+	if err := api.Get(t.Context(), key, moed); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]string{semmoev1.AnnotationApprove: "p"}, moed.Annotations); diff != "" {
+		t.Errorf("annotations (-want +got):\n%s", diff)
+	}
+	if !slices.ContainsFunc(moed.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool { return entry.Manager == fieldManager }) {
+		t.Errorf("no field belongs to %s: %v", fieldManager, moed.ManagedFields)
+	}
+	if err := parsed.Run(t.Context(), api, key, "approve"); err == nil {
+		t.Error("an approved plan is approved again")
+	}
+}
+
 // actionsOf returns the actions of MoEDeployment as a value in argocd-cm.
 func actionsOf(t *testing.T) string {
 	t.Helper()
-	type definition struct {
-		Name   string `json:"name"`
-		Script string `json:"action.lua"`
-	}
-	value := struct {
-		Discovery   string       `json:"discovery.lua"`
-		Definitions []definition `json:"definitions"`
-	}{Discovery: actionScript(t, "discovery.lua")}
+	value := Actions{Discovery: actionScript(t, "discovery.lua")}
 	files, err := filepath.Glob(filepath.Join(customizations, "semmoe.io", "MoEDeployment", "actions", "*", "action.lua"))
 	if err != nil {
 		t.Fatal(err)
@@ -179,7 +208,7 @@ func actionsOf(t *testing.T) string {
 		if !slices.Contains(actions, name) {
 			t.Errorf("action %s is not tested", name)
 		}
-		value.Definitions = append(value.Definitions, definition{name, string(read(t, file))})
+		value.Definitions = append(value.Definitions, Definition{name, string(read(t, file))})
 	}
 	text, err := yaml.Marshal(value)
 	if err != nil {

@@ -275,7 +275,7 @@ func TestConfigMap(t *testing.T) {
 	for _, k := range kinds(t) {
 		data["resource.customizations.health."+strings.ReplaceAll(k.Name, "/", "_")] = k.Script
 	}
-	data["resource.customizations.actions.semmoe.io_MoEDeployment"] = actionsOf(t)
+	data[actionsKey] = actionsOf(t)
 	text, err := yaml.Marshal(map[string]any{"data": data})
 	if err != nil {
 		t.Fatal(err)

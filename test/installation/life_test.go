@@ -29,55 +29,23 @@ import (
 
 // TestInstallation follows docs/install.md from the first to the last command. Each step requires the earlier steps.
 func TestInstallation(t *testing.T) {
-	if !*onCluster {
-		t.Skip("requires -args -cluster and a cluster of test/cluster; run make e2e-installation")
-	}
 	w := newWorld(t)
-	for _, step := range []struct {
-		name string
-		run  func(*world, *testing.T)
-	}{
-		{"install", (*world).install},
-		{"review", (*world).review},
-		{"serve", (*world).serve},
-		{"upgrade", (*world).upgrade},
-		{"lose the leader", (*world).loseLeader},
-		{"lose a node", (*world).loseNode},
-		{"uninstall", (*world).uninstall},
-		{"install again", (*world).installAgain},
-		{"delete", (*world).delete},
-		{"remove", (*world).remove},
-	} {
-		if !t.Run(step.name, func(t *testing.T) {
-			begin := time.Now()
-			step.run(w, t)
-			t.Logf("%s: %s", step.name, seconds(time.Since(begin)))
-		}) {
-			w.explain(t)
-			return
-		}
-	}
-}
-
-// explain logs the state of the cluster after a failure. The shortest output is last, because the end of a long log is
-// read first.
-func (w *world) explain(t *testing.T) {
-	for _, args := range [][]string{
-		{"logs", "-n", system, "-l", "app.kubernetes.io/component=manager", "--tail=30", "--prefix"},
-		{"get", "events", "-A", "--sort-by=.metadata.creationTimestamp"},
-		{"describe", "moed", "-n", team},
-		{"get", "pods", "-A", "-o", "wide"},
-	} {
-		output, err := kubectl("", args...)
-		t.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, output)
-	}
-	now := time.Now()
-	_, failed := w.traffic.since(mark{})
-	t.Logf("failed requests of all steps, with their start times:%s", reasons(failed, now))
+	w.run(t, []step{
+		{"install", w.install},
+		{"review", w.review},
+		{"serve", w.serve},
+		{"upgrade", w.upgrade},
+		{"lose the leader", w.loseLeader},
+		{"lose a node", w.loseNode},
+		{"uninstall", w.uninstall},
+		{"install again", w.installAgain},
+		{"delete", w.delete},
+		{"remove", w.remove},
+	})
 }
 
 // volumes are the volumes of the artifact store and of the model. The cluster has no dynamic provisioning, and its
-// nodes share the directories of this machine.
+// nodes share the directories of this machine. DIRECTORY and ACCESS are placeholders.
 const volumes = `
 apiVersion: v1
 kind: PersistentVolume
@@ -94,7 +62,7 @@ kind: PersistentVolume
 metadata: {name: models}
 spec:
   capacity: {storage: 1Gi}
-  accessModes: [ReadOnlyMany]
+  accessModes: [ACCESS]
   persistentVolumeReclaimPolicy: Retain
   claimRef: {namespace: team, name: models}
   hostPath: {path: DIRECTORY/models, type: Directory}
@@ -103,26 +71,35 @@ apiVersion: v1
 kind: PersistentVolumeClaim
 metadata: {namespace: team, name: models}
 spec:
-  accessModes: [ReadOnlyMany]
+  accessModes: [ACCESS]
   storageClassName: ""
   resources: {requests: {storage: 1Gi}}
 `
 
-// install creates namespaces that enforce the restricted standard, and installs the chart into one of them.
-func (w *world) install(t *testing.T) {
+// prepare creates namespaces that enforce the restricted standard, and the volumes, with an access mode of the model's
+// volume. Both directories are empty, and pods with other users may write to them.
+func (w *world) prepare(t *testing.T, access corev1.PersistentVolumeAccessMode) {
+	t.Helper()
 	w.initialCluster = everything(t, "")
-	checkpoint := filepath.Join(repository, "internal", "refengine", "testdata", "tiny-qwen3moe")
-	if err := errors.Join(
-		os.Mkdir(filepath.Join(w.directory, "store"), 0o777), os.Chmod(filepath.Join(w.directory, "store"), 0o777), // for user 65532
-		os.CopyFS(filepath.Join(w.directory, "models", "Qwen3-30B-A3B"), os.DirFS(checkpoint)),
-	); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"store", "models"} {
+		directory := filepath.Join(w.directory, name)
+		if err := errors.Join(os.Mkdir(directory, 0o777), os.Chmod(directory, 0o777)); err != nil { // umask limits Mkdir
+			t.Fatal(err)
+		}
 	}
 	for _, namespace := range []string{system, team} {
 		w.kubectl(t, "", "create", "namespace", namespace)
 		w.kubectl(t, "", "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
 	}
-	w.kubectl(t, strings.ReplaceAll(volumes, "DIRECTORY", w.directory), "apply", "-f", "-")
+	w.kubectl(t, strings.NewReplacer("DIRECTORY", w.directory, "ACCESS", string(access)).Replace(volumes), "apply", "-f", "-")
+}
+
+// install prepares the cluster, with the model on its volume, and installs the chart.
+func (w *world) install(t *testing.T) {
+	w.prepare(t, corev1.ReadOnlyMany)
+	if err := os.CopyFS(filepath.Join(w.directory, "models", "Qwen3-30B-A3B"), os.DirFS(checkpoint)); err != nil {
+		t.Fatal(err)
+	}
 	// A second tag of the same image simulates the next release.
 	for _, node := range []string{"1", "2"} {
 		script(t, "in-node.sh", node, "ctr", "-n", "k8s.io", "images", "tag", "--force", "docker.io/library/semmoe:dev", "docker.io/library/semmoe:next")
@@ -193,9 +170,9 @@ func sample(t *testing.T, further ...string) string {
 	return patched
 }
 
-// serve applies the sample. It waits until a plan from a profile of the sample is rolled out, and until the share of
-// local activations is larger than before.
-func (w *world) serve(t *testing.T) {
+// createDataset creates the data set of the sample.
+func (w *world) createDataset(t *testing.T) {
+	t.Helper()
 	known, _ := texts()
 	lines, err := corpus.JSONL(known)
 	if err != nil {
@@ -207,17 +184,30 @@ func (w *world) serve(t *testing.T) {
 	}
 	w.kubectl(t, "", "create", "configmap", "requests", "-n", team, "--from-file="+dataset)
 	w.initialTeam = everything(t, team)
+}
 
+// serve applies the sample. It waits until a plan from a profile of the sample is rolled out, and until the share of
+// local activations is larger than before.
+func (w *world) serve(t *testing.T) {
+	w.createDataset(t)
 	begin := time.Now()
 	w.kubectl(t, sample(t), "apply", "-n", team, "-f", "-")
 	w.kubectl(t, "", "wait", "-n", team, "--for=condition=Ready", "moed/"+model, "--timeout=120s")
 	t.Logf("Ready after %s", seconds(time.Since(begin)))
-	w.traffic.start(w.parent, fmt.Sprintf("http://%s.%s.svc.cluster.local:8000", model, team))
+	w.traffic.start(w.parent)
 	w.kubectl(t, "", "wait", "-n", team, "--for=condition=RolledOut", "moed/"+model, "--timeout=240s")
 	t.Logf("RolledOut after %s", seconds(time.Since(begin)))
+	w.waitLocality(t)
+	w.waitHealthy(t)
+	w.traffic.expectHealthy(t, mark{}, 10)
+}
 
+// waitLocality waits until the status has the local activation rate of the current revision. It fails the test unless
+// the rate exceeds the rate of the default placement.
+func (w *world) waitLocality(t *testing.T) {
+	t.Helper()
 	var status semmoev1.MoEDeploymentStatus
-	eventually(t, 3*time.Minute, "local activation rate in the status", func() error {
+	took := eventually(t, 3*time.Minute, "local activation rate in the status", func() error {
 		moed, err := w.moedeployment(t.Context())
 		if err != nil {
 			return err
@@ -228,12 +218,10 @@ func (w *world) serve(t *testing.T) {
 		}
 		return nil
 	})
-	t.Logf("observed local activation rate %s, predicted %.1f%%, baseline %s, after %s", status.LAR.Summary, float64(*status.LAR.PredictedMilli)/10, status.LAR.BaselineSummary, seconds(time.Since(begin)))
+	t.Logf("observed local activation rate %s, predicted %.1f%%, baseline %s, after %s", status.LAR.Summary, float64(*status.LAR.PredictedMilli)/10, status.LAR.BaselineSummary, seconds(took))
 	if *status.LAR.ObservedMilli <= *status.LAR.BaselineMilli {
 		t.Error("the observed local activation rate does not exceed the baseline")
 	}
-	w.waitHealthy(t)
-	w.traffic.expectHealthy(t, mark{}, 10)
 }
 
 // waitHealthy waits until all replicas of the MoEDeployment are ready and no condition reports a problem. It returns the

@@ -14,8 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/clientcmd"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -40,6 +42,8 @@ const (
 var (
 	repository = filepath.Join("..", "..")
 	chart      = filepath.Join(repository, "charts", "semmoe-operator")
+	// checkpoint is a small model that the reference engine serves.
+	checkpoint = filepath.Join(repository, "internal", "refengine", "testdata", "tiny-qwen3moe")
 )
 
 // world contains the cluster client and the state that the steps share.
@@ -54,8 +58,12 @@ type world struct {
 	initialCluster, initialTeam []string
 }
 
+// newWorld returns the world of a test of the cluster. It skips the test without -args -cluster.
 func newWorld(t *testing.T) *world {
 	t.Helper()
+	if !*onCluster {
+		t.Skip("requires -args -cluster and a cluster of test/cluster; run make e2e-installation")
+	}
 	file := os.Getenv("KUBECONFIG")
 	if file == "" {
 		t.Fatal("KUBECONFIG is empty; set it to the file that test/cluster/up.sh prints")
@@ -65,6 +73,7 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	config.QPS, config.Burst = 200, 400
+	ctrl.SetLogger(logr.Discard())
 	scheme, err := controllers.Scheme()
 	if err != nil {
 		t.Fatal(err)
@@ -84,6 +93,45 @@ func newWorld(t *testing.T) *world {
 		t.Fatalf("the cluster has %d nodes, want 2; error %v", len(nodes.Items), err)
 	}
 	return w
+}
+
+// step is a part of a test that requires the earlier parts.
+type step struct {
+	name string
+	run  func(*testing.T)
+}
+
+// run runs the steps until one fails, and logs how long each takes.
+func (w *world) run(t *testing.T, steps []step) {
+	t.Helper()
+	for _, step := range steps {
+		if !t.Run(step.name, func(t *testing.T) {
+			begin := time.Now()
+			step.run(t)
+			t.Logf("%s: %s", step.name, seconds(time.Since(begin)))
+		}) {
+			w.explain(t)
+			return
+		}
+	}
+}
+
+// explain logs the state of the cluster after a failure. The shortest output is last, because the end of a long log is
+// read first.
+func (w *world) explain(t *testing.T) {
+	t.Helper()
+	for _, args := range [][]string{
+		{"logs", "-n", system, "-l", "app.kubernetes.io/component=manager", "--tail=30", "--prefix"},
+		{"get", "events", "-A", "--sort-by=.metadata.creationTimestamp"},
+		{"describe", "moed", "-n", team},
+		{"get", "pods", "-A", "-o", "wide"},
+	} {
+		output, err := kubectl("", args...)
+		t.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, output)
+	}
+	now := time.Now()
+	_, failed := w.traffic.since(mark{})
+	t.Logf("failed requests of all steps, with their start times:%s", reasons(failed, now))
 }
 
 // kubectl runs kubectl and fails the test on error.

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/semmoe/operator/internal/router"
 	"github.com/semmoe/operator/test/corpus"
 )
 
@@ -54,6 +55,7 @@ func texts() (known, unknown []corpus.Request) {
 // traffic sends requests to the model through DNS and its Service, with a pause of 30 ms between the requests of a
 // client.
 type traffic struct {
+	client     *http.Client
 	mu         sync.Mutex
 	answered   []time.Time // start times of the successful requests
 	failures   []failure
@@ -73,12 +75,12 @@ type mark struct {
 }
 
 // start sends requests until the whole test ends.
-func (s *traffic) start(parent *testing.T, url string) {
+func (s *traffic) start(parent *testing.T) {
 	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, dnsService)
 	}}
 	dialer := &dialer{Dialer: net.Dialer{Timeout: dialTimeout, Resolver: resolver}}
-	httpClient := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
+	s.client = &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
 	_, prompts := texts()
 	ctx, stop := context.WithCancel(context.Background())
 	var all sync.WaitGroup
@@ -86,7 +88,8 @@ func (s *traffic) start(parent *testing.T, url string) {
 		all.Go(func() {
 			for i := first; ctx.Err() == nil; i += clients {
 				begin := s.begin(first)
-				s.count(begin, ask(httpClient, url, prompts[i%len(prompts)].Text))
+				_, err := s.ask(prompts[i%len(prompts)].Text)
+				s.count(begin, err)
 				time.Sleep(30 * time.Millisecond)
 			}
 		})
@@ -117,33 +120,39 @@ func (d *dialer) DialContext(ctx context.Context, network, address string) (net.
 	}
 }
 
+// answer is the response to a prompt. plan is the digest of the plan that routed the request, empty without a plan.
+type answer struct{ text, plan string }
+
 // ask sends a prompt. It returns an error unless the response is complete.
-func ask(httpClient *http.Client, url, prompt string) error {
+func (s *traffic) ask(prompt string) (answer, error) {
 	body, err := json.Marshal(map[string]any{"model": "Qwen/Qwen3-30B-A3B", "prompt": prompt, "max_tokens": 4, "temperature": 0})
 	if err != nil {
-		return err
+		return answer{}, err
 	}
-	response, err := httpClient.Post(url+"/v1/completions", "application/json", bytes.NewReader(body))
+	response, err := s.client.Post(fmt.Sprintf("http://%s.%s.svc.cluster.local:8000/v1/completions", model, team), "application/json", bytes.NewReader(body))
 	if err != nil {
-		return err
+		return answer{}, err
 	}
 	defer response.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
 	if err != nil {
-		return err
+		return answer{}, err
 	}
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %.300s", response.Status, text)
+		return answer{}, fmt.Errorf("%s: %.300s", response.Status, text)
 	}
-	var answer struct { // the text may be empty if the model ends immediately
+	var completion struct {
+		Choices []struct {
+			Text string `json:"text"` // may be empty if the model ends immediately
+		}
 		Usage struct {
 			CompletionTokens int `json:"completion_tokens"`
 		}
 	}
-	if err := json.Unmarshal(text, &answer); err != nil || answer.Usage.CompletionTokens == 0 {
-		return fmt.Errorf("the response is %.300s: %v", text, err)
+	if err := json.Unmarshal(text, &completion); err != nil || completion.Usage.CompletionTokens == 0 || len(completion.Choices) != 1 {
+		return answer{}, fmt.Errorf("the response is %.300s: %v", text, err)
 	}
-	return nil
+	return answer{completion.Choices[0].Text, response.Header.Get(router.HeaderPlan)}, nil
 }
 
 func (s *traffic) begin(client int) time.Time {

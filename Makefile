@@ -9,8 +9,9 @@ REFENGINE_IMAGE ?= semmoe-refengine:$(VERSION)
 PROGRAMS := bin/semmoe bin/semmoe-lab bin/semmoe-refengine bin/kubectl-semmoe
 TOOL := go tool -modfile=internal/tools/go.mod
 LICENCE := internal/tools/licence.txt
-# Prints the output of go test, and the skipped tests with their reasons at the end.
-TEST := $(TOOL) gotestsum --format=standard-quiet --
+# Prints the output of go test, and the skipped tests with their reasons at the end. Without debug information, linking a test
+# takes a third less time.
+TEST := $(TOOL) gotestsum --format=standard-quiet -- -vet=off -ldflags=-w -timeout 30m
 # The stories that run on the oldest Kubernetes release too.
 OLDEST := ^(TestServeScaleDelete|TestRestrictedNamespace|TestPlanLifecycle|TestLeaderKilled)$$
 KUBERNETES := bin/kubernetes-$(shell awk '$$1 == "k8s.io/kubernetes" { print $$2; exit }' test/kubernetes/go.mod)
@@ -78,14 +79,14 @@ test: build controlplane helm ## Run the tests of every commit: all that need no
 # without the race detector have the flags of bin/semmoe, for which most of them is compiled already. make verify vets.
 .PHONY: test-stories
 test-stories:
-	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -timeout 30m ./test/e2e
-	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -timeout 30m -p 2 $$(go list ./test/... | grep -v /test/e2e$$)
+	CGO_ENABLED=0 $(TEST) -trimpath ./test/e2e
+	CGO_ENABLED=0 $(TEST) -trimpath -p 2 $$(go list ./test/... | grep -v /test/e2e$$)
 
 .PHONY: test-packages
 test-packages:
-	$(TEST) -race -vet=off -short -timeout 30m -p 2 $(RACED)
-	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -timeout 30m -p 2 $$(go list ./... | grep -v /operator/test/ | grep -v -F -x -f <(go list $(RACED)))
-	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -timeout 30m ./internal/router -run TestMemoryAttacks
+	$(TEST) -race -short -p 2 $(RACED)
+	CGO_ENABLED=0 $(TEST) -trimpath -p 2 $$(go list ./... | grep -v /operator/test/ | grep -v -F -x -f <(go list $(RACED)))
+	CGO_ENABLED=0 $(TEST) -trimpath ./internal/router -run TestMemoryAttacks
 	cd internal/tools && CGO_ENABLED=0 go test -trimpath -vet=off ./...
 
 .PHONY: verify

@@ -12,6 +12,7 @@ import (
 
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // expertBytes is the size of an expert of Qwen3-30B-A3B (hidden size 2048, width 768) in bfloat16.
@@ -41,16 +42,20 @@ func TestRedundantExpertsFromMemory(t *testing.T) {
 		numbers     []int // compared numbers
 		chosen      []int // acceptable choices
 		says        string
+		nightly     bool // runs only in the nightly tier
 	}{
-		"room for nothing":       {placement.DataParallel, layers*expertBytes - 1, 65536, "", []int{0}, []int{0}, fmt.Sprintf("%[1]s per rank are too small for one expert in each of the %[2]d layers, %[1]s", BytesText(layers*expertBytes), layers)},
-		"room for all":           {placement.DataParallel, 1 << 40, 65536, "", []int{0, 1, 2, 4, 8, 16, 28}, []int{16, 28}, "28 copies per rank and layer"},
-		"room for some":          {placement.DataParallel, 5*layers*expertBytes + 1, 65536, "", []int{0, 1, 2, 4, 5}, []int{2, 4, 5}, "of at most 5 copies per rank and layer"},
-		"small batches":          {placement.DataParallel, 4 * layers * expertBytes, 16, "", []int{0, 1, 2, 4}, []int{0}, "up to 4 per rank and layer save too little"},
-		"small batches, by rule": {placement.DataParallel, layers * expertBytes, 16, placement.RankModuloCopy, []int{0, 1}, []int{0}, "save too little"},
-		"copies by rule":         {placement.DataParallel, 4 * layers * expertBytes, 65536, placement.RankModuloCopy, []int{0, 1, 2, 4}, []int{1, 2, 4}, "against none"},
-		"ranks of tokens":        {placement.TensorParallel, layers * expertBytes, 16, "", []int{0, 1}, []int{0}, "save too little"},
+		"room for nothing":       {placement.DataParallel, layers*expertBytes - 1, 65536, "", []int{0}, []int{0}, fmt.Sprintf("%[1]s per rank are too small for one expert in each of the %[2]d layers, %[1]s", BytesText(layers*expertBytes), layers), false},
+		"room for all":           {placement.DataParallel, 1 << 40, 65536, "", []int{0, 1, 2, 4, 8, 16, 28}, []int{16, 28}, "28 copies per rank and layer", true},
+		"room for some":          {placement.DataParallel, 5*layers*expertBytes + 1, 65536, "", []int{0, 1, 2, 4, 5}, []int{2, 4, 5}, "of at most 5 copies per rank and layer", false},
+		"small batches":          {placement.DataParallel, 4 * layers * expertBytes, 16, "", []int{0, 1, 2, 4}, []int{0}, "up to 4 per rank and layer save too little", false},
+		"small batches, by rule": {placement.DataParallel, layers * expertBytes, 16, placement.RankModuloCopy, []int{0, 1}, []int{0}, "save too little", true},
+		"copies by rule":         {placement.DataParallel, 4 * layers * expertBytes, 65536, placement.RankModuloCopy, []int{0, 1, 2, 4}, []int{1, 2, 4}, "against none", true},
+		"ranks of tokens":        {placement.TensorParallel, layers * expertBytes, 16, "", []int{0, 1}, []int{0}, "save too little", false},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if c.nightly {
+				tier.Nightly(t)
+			}
 			o := options(c.attention, 8)
 			o.Objective, o.RedundantMemory, o.CopyRule, o.BatchTokens = placement.Time, c.memory, c.copyRule, []int{c.batchTokens}
 			solution, err := Solve(t.Context(), tr, o)

@@ -26,6 +26,7 @@ import (
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
+	"github.com/semmoe/operator/test/tier"
 )
 
 // checkedPool returns a pool that checks its backends until the test ends. It returns when no backend is on hold.
@@ -77,7 +78,7 @@ func TestReportsOnlyServingRanks(t *testing.T) {
 			gateway, observedByPicker, _ := newPicker(t, picked, options)
 			var exact lar.Activations
 			requests, ranks := 0, map[string]bool{}
-			for i := range 12 {
+			for i := range tier.Choose(4, 12, 12) {
 				for route, format := range requestBodies {
 					for _, front := range []string{"proxy", "gateway"} {
 						before := engineRanks(t, address)

@@ -35,6 +35,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/certs"
 	"github.com/semmoe/operator/test/faults"
+	"github.com/semmoe/operator/test/load"
 	"github.com/semmoe/operator/test/processes"
 	"github.com/semmoe/operator/test/tier"
 )
@@ -109,7 +110,7 @@ func TestLeaderKilled(t *testing.T) {
 	if *lease.Spec.HolderIdentity == holder {
 		t.Errorf("the leader is still %s", holder)
 	}
-	if took > maxSuccession {
+	if took > load.Scale(maxSuccession) {
 		t.Errorf("the successor reconciled after %v, want at most %v", took, maxSuccession)
 	}
 	waitComplete(t, moed)

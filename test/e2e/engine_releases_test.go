@@ -20,6 +20,7 @@ import (
 // operator chooses. The engine's command line, expert map or reshuffled checkpoint, health, reported release, answers
 // to the lossless probe and routed experts are those of that release. The commit tier runs vLLM, with TLS.
 func TestEngineReleases(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		dialect, release string
 		engine           semmoev1.EngineType

@@ -21,6 +21,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/test/faults"
+	"github.com/semmoe/operator/test/load"
 	"github.com/semmoe/operator/test/tier"
 )
 
@@ -218,7 +219,7 @@ func TestUnobservedChanges(t *testing.T) {
 	if now := podUIDs(t, moed); !slices.Equal(pods, now) {
 		t.Errorf("the pods changed to %v from %v", now, pods)
 	}
-	if took > maxResumption {
+	if took > load.Scale(maxResumption) {
 		t.Errorf("the manager caught up after %v, want at most %v", took, maxResumption)
 	}
 	t.Logf("the manager caught up %.1f s after its watches resumed, with %d writes; %v", took.Seconds(), injector.Writes()-writes, injector)

@@ -48,6 +48,7 @@ var overlapEngines = []struct {
 // batches come with the plan, as flags of the engine. Within the cool-down, much smaller batches change nothing. After it,
 // they lead to one plan, and to one rollout if the settings differ. The commit tier runs the engine whose settings differ.
 func TestOverlapAuto(t *testing.T) {
+	t.Parallel()
 	for _, test := range overlapEngines {
 		t.Run(test.dialect, func(t *testing.T) {
 			if test.stays {

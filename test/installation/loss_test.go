@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/load"
 	"github.com/semmoe/operator/test/processes"
 )
 
@@ -60,7 +61,7 @@ func (w *world) loseLeader(t *testing.T) {
 	if _, after := w.leader(t); after == before {
 		t.Errorf("the leader is still %s", before)
 	}
-	if took > failoverTimeout {
+	if took > load.Scale(failoverTimeout) {
 		t.Errorf("the successor acted after %v, want at most %v", took, failoverTimeout)
 	}
 	t.Logf("the successor acted %s after the leader was killed", seconds(took))

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/semmoe/operator/test/poll"
 )
@@ -286,5 +287,34 @@ func TestNewSetsEveryLimit(t *testing.T) {
 		if server.MaxHeaderBytes <= 0 || server.MaxHeaderBytes > 64<<10 || server.ReadHeaderTimeout <= 0 || server.IdleTimeout <= 0 || server.connections.max <= 0 || name == "probes" && (server.ReadTimeout <= 0 || server.WriteTimeout <= 0) {
 			t.Errorf("%s: %d bytes of header in %v, idle for %v, %d connections", name, server.MaxHeaderBytes, server.ReadHeaderTimeout, server.IdleTimeout, server.connections.max)
 		}
+	}
+}
+
+// TestShutdownWaitsForNoConnection verifies that a connection without a request delays the shutdown only a little.
+// http.Server waits 5 s for the first request of a connection.
+func TestShutdownWaitsForNoConnection(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := New(Options{Handler: http.HandlerFunc(ok)})
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	_, silent := connect(t, listener.Addr().String(), "GET / HT")
+	poll.Until(t, "the connection is accepted", func() bool {
+		server.connections.mu.Lock()
+		defer server.connections.mu.Unlock()
+		return len(server.connections.all) == 1
+	})
+	begin := time.Now()
+	if err := server.Shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(begin); took > 4*time.Second {
+		t.Errorf("the shutdown takes %v", took)
+	}
+	closed(t, silent)
+	if err := <-served; err != nil {
+		t.Error(err)
 	}
 }

@@ -13,10 +13,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
+	"github.com/semmoe/operator/internal/router/wire"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
@@ -309,5 +313,22 @@ func send(t *testing.T, url, id, body string) {
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
 		t.Fatal(response.Status)
+	}
+}
+
+// TestIDsChooseNothing checks that neither the sample nor the plan of a request follows from its id, because clients
+// choose ids.
+func TestIDsChooseNothing(t *testing.T) {
+	const requests = 200
+	s := newStages(NewPool(), prometheus.NewRegistry(), ProxyOptions{RankHeader: rankHeader, RoutedExperts: adapterOf(t, "SGLang").RoutedExperts, SamplePercent: 50})
+	inSample, plans := 0, map[uint64]bool{}
+	for range requests {
+		r := s.reader.read(t.Context(), engine.APIOf("/v1/completions"), "the same id", nil, wire.ParseBody([]byte(`{"prompt":"x"}`)))
+		if plans[r.planRandom] = true; r.sampled {
+			inSample++
+		}
+	}
+	if inSample < requests/4 || inSample > 3*requests/4 || len(plans) < requests/2 {
+		t.Errorf("of %d requests with one id, %d are sampled at 50%%, and they draw %d numbers for their plan", requests, inSample, len(plans))
 	}
 }

@@ -3,6 +3,7 @@
 package docs
 
 import (
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -172,6 +173,63 @@ func TestTargets(t *testing.T) {
 					t.Errorf("%s: the Makefile has no target %s", file, match[1])
 				}
 			}
+		}
+	}
+}
+
+// notFuzzed are packages with fuzz targets that make fuzz-short leaves out: they parse nothing that clients, engines,
+// checkpoints or users send.
+var notFuzzed = []string{
+	"internal/artifact", "internal/artifact/store", "internal/certs", "internal/kube/printable", "internal/tools/image", "solver/cost", "test/corpus",
+	"test/localcluster/internal/node",
+}
+
+// TestParsersAreFuzzed checks that the check of each commit fuzzes every package with fuzz targets, and scans for known
+// vulnerabilities.
+func TestParsersAreFuzzed(t *testing.T) {
+	makefile, err := os.ReadFile(filepath.Join(repository, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, found := strings.Cut(strings.ReplaceAll(string(makefile), "\\\n", " "), "\nFUZZED := ")
+	list, _, _ = strings.Cut(list, "\n")
+	known, with := append(strings.Fields(list), notFuzzed...), map[string]bool{}
+	err = filepath.WalkDir(repository, func(file string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && (entry.Name() == "bin" || entry.Name() == ".git"):
+			return fs.SkipDir
+		case entry.IsDir() || !strings.HasSuffix(file, "_test.go"):
+			return nil
+		}
+		text, err := os.ReadFile(file)
+		if strings.Contains(string(text), "\nfunc Fuzz") {
+			below, _ := filepath.Rel(repository, filepath.Dir(file)) // both are relative
+			with[filepath.ToSlash(below)] = true
+		}
+		return err
+	})
+	if err != nil || !found || len(with) < 20 {
+		t.Fatalf("%d packages with fuzz targets, FUZZED found: %t, %v", len(with), found, err)
+	}
+	for name := range with {
+		if !slices.Contains(known, name) {
+			t.Errorf("make fuzz-short leaves out %s: add it to FUZZED", name)
+		}
+	}
+	for _, name := range known {
+		if !with[name] {
+			t.Errorf("%s has no fuzz target", name)
+		}
+	}
+	check, err := os.ReadFile(filepath.Join(repository, ".ci", "run"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"make fuzz-short", "make vulncheck"} {
+		if !strings.Contains(string(check), command) {
+			t.Errorf(".ci/run does not run %s", command)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -23,11 +24,24 @@ const maxFactor = 20
 // and 20. It uses the larger of the current number and the mean over the last minute. It returns 1 if /proc/loadavg
 // cannot be read.
 func Factor() float64 {
+	if factor := assumed.Load(); factor != nil {
+		return *factor
+	}
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
 		return 1
 	}
 	return factor(string(text), runtime.NumCPU())
+}
+
+// assumed is the factor that Assume sets; nil if there is none.
+var assumed atomic.Pointer[float64]
+
+// Assume makes Factor return a fixed value until the test ends, because the load of the machine that tests a deadline
+// varies. Tests that call Assume must not run in parallel.
+func Assume(t interface{ Cleanup(func()) }, factor float64) {
+	t.Cleanup(func() { assumed.Store(nil) })
+	assumed.Store(&factor)
 }
 
 // factor parses a line of /proc/loadavg, for example "0.20 0.18 0.12 1/80 11206": the load averages over 1, 5 and 15

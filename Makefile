@@ -96,7 +96,8 @@ verify: ## Fail on unformatted, vetted or generated drift
 # The packages that parse what clients, engines, checkpoints and users send.
 FUZZED := internal/router/jsonscan internal/router/wire internal/model/hub internal/model/tokenizer internal/model/tokenizer/pattern internal/model/npy internal/plan internal/profile/counts \
 	internal/observation/lar internal/probe internal/model/checkpoint internal/engine internal/engine/vllm internal/engine/sglang internal/observation/promquery internal/model/reshuffle solver/trace \
-	internal/router/picker internal/router/client internal/router/discovery internal/router/kvevents internal/router/enginecounts internal/plan/bundle
+	internal/router/picker internal/router/client internal/router/discovery internal/router/kvevents internal/router/enginecounts internal/plan/bundle \
+	internal/certs internal/artifact internal/artifact/store
 
 .PHONY: fuzz-short
 fuzz-short: ## Run every fuzz target of parsers for 2,000 executions

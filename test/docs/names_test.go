@@ -180,8 +180,7 @@ func TestTargets(t *testing.T) {
 // notFuzzed are packages with fuzz targets that make fuzz-short leaves out: they parse nothing that clients, engines,
 // checkpoints or users send.
 var notFuzzed = []string{
-	"internal/artifact", "internal/artifact/store", "internal/certs", "internal/kube/printable", "internal/tools/image", "solver/cost", "test/corpus",
-	"test/localcluster/internal/node",
+	"internal/kube/printable", "internal/tools/image", "solver/cost", "test/corpus", "test/localcluster/internal/node",
 }
 
 // TestParsersAreFuzzed checks that the check of each commit fuzzes every package with fuzz targets, and scans for known

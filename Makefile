@@ -72,7 +72,7 @@ RACED := $(addprefix ./controllers/,affinityprofile moedeployment moedeployment/
 	$(addprefix ./internal/router/,. balance client clientauth discovery enginecounts exchange expertload livesamples picker plans telemetry tlsfiles)
 
 .PHONY: test
-test: build controlplane helm ## Run the tests of every commit: all that need no root (13 to 20 minutes on two cores)
+test: build controlplane helm ## Run the tests of every commit: all that need no root (13 to 21 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 test-stories test-packages
 
 # Two lanes of about the same length: the stories and the tests of the whole mostly wait, the tests of packages compute. Programs and tests

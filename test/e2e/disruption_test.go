@@ -110,8 +110,8 @@ func TestLeaderKilled(t *testing.T) {
 	if *lease.Spec.HolderIdentity == holder {
 		t.Errorf("the leader is still %s", holder)
 	}
-	if took > load.Scale(maxSuccession) {
-		t.Errorf("the successor reconciled after %v, want at most %v", took, maxSuccession)
+	if limit := load.Scale(maxSuccession); took > limit {
+		t.Errorf("the successor reconciled after %v, want at most %v", took, limit)
 	}
 	waitComplete(t, moed)
 	after, err := journal.Counts()

@@ -219,8 +219,8 @@ func TestUnobservedChanges(t *testing.T) {
 	if now := podUIDs(t, moed); !slices.Equal(pods, now) {
 		t.Errorf("the pods changed to %v from %v", now, pods)
 	}
-	if took > load.Scale(maxResumption) {
-		t.Errorf("the manager caught up after %v, want at most %v", took, maxResumption)
+	if limit := load.Scale(maxResumption); took > limit {
+		t.Errorf("the manager caught up after %v, want at most %v", took, limit)
 	}
 	t.Logf("the manager caught up %.1f s after its watches resumed, with %d writes; %v", took.Seconds(), injector.Writes()-writes, injector)
 }

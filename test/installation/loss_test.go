@@ -61,8 +61,8 @@ func (w *world) loseLeader(t *testing.T) {
 	if _, after := w.leader(t); after == before {
 		t.Errorf("the leader is still %s", before)
 	}
-	if took > load.Scale(failoverTimeout) {
-		t.Errorf("the successor acted after %v, want at most %v", took, failoverTimeout)
+	if limit := load.Scale(failoverTimeout); took > limit {
+		t.Errorf("the successor acted after %v, want at most %v", took, limit)
 	}
 	t.Logf("the successor acted %s after the leader was killed", seconds(took))
 	w.waitInstalled(t)

@@ -364,7 +364,7 @@ func BenchmarkAssignBatch(b *testing.B) {
 	}
 }
 
-// TestSparseScores checks that NonZero changes no result, with ties in scores and prices.
+// TestSparseScores checks that SparseScores change no result, with ties in scores and prices.
 func TestSparseScores(t *testing.T) {
 	random := rand.New(rand.NewPCG(11, 1))
 	for _, bins := range []int{1, 5, 64, 65, 130} {
@@ -384,25 +384,34 @@ func TestSparseScores(t *testing.T) {
 			tied[bin] = float64(random.IntN(4)-1) / 4
 		}
 		sparse := w
-		sparse.NonZero = make([]uint64, items*assign.BinWords(bins))
-		for i, score := range w.Scores {
-			if item, bin := i/bins, i%bins; score != 0 {
-				sparse.NonZero[item*assign.BinWords(bins)+bin/64] |= 1 << (bin % 64)
+		sparse.Scores, sparse.Sparse = nil, assign.NewSparseScores(bins)
+		for range 2 { // the second time, into memory that is used
+			sparse.Sparse.Reset()
+			for item := range items {
+				sparse.Sparse.Append(w.Scores[item*bins : (item+1)*bins])
 			}
 		}
 		for _, start := range []assign.Prices{nil, tied} {
 			prices, value := w.PriceExact(30, start)
 			others, sameValue := sparse.PriceExact(30, start)
 			if value != sameValue || !slices.Equal(prices, others) {
-				t.Fatalf("%d bins: value %v with prices %v, and with NonZero %v with prices %v", bins, value, prices, sameValue, others)
+				t.Fatalf("%d bins: value %v with prices %v, and with SparseScores %v with prices %v", bins, value, prices, sameValue, others)
 			}
 			for _, at := range []assign.Prices{equal, tied, prices} {
 				want, _ := w.Take(at)
 				if got, _ := sparse.Take(at); !slices.Equal(got, want) {
-					t.Fatalf("%d bins at prices %v: Take returns %v, and with NonZero %v", bins, at, want, got)
+					t.Fatalf("%d bins at prices %v: Take returns %v, and with SparseScores %v", bins, at, want, got)
+				}
+				row, same := make([]float32, bins), make([]float32, bins)
+				for item := range items {
+					w.AddScores(row, item)
+					sparse.AddScores(same, item)
+				}
+				if !slices.Equal(row, same) {
+					t.Fatalf("%d bins: the sum of scores is %v, and with SparseScores %v", bins, row, same)
 				}
 				if want, got := w.Assign(at, 0.1), sparse.Assign(at, 0.1); !slices.Equal(got, want) {
-					t.Fatalf("%d bins at prices %v: Assign returns %v, and with NonZero %v", bins, at, want, got)
+					t.Fatalf("%d bins at prices %v: Assign returns %v, and with SparseScores %v", bins, at, want, got)
 				}
 			}
 		}

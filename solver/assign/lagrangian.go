@@ -2,11 +2,7 @@
 
 package assign
 
-import (
-	"iter"
-	"math"
-	"math/bits"
-)
+import "math"
 
 // Prices are the dual variables of the load limits: the price of one unit of load in each bin.
 type Prices []float64
@@ -15,28 +11,30 @@ type Prices []float64
 // each bin.
 type Weighted struct {
 	Scores []float32
+	// Sparse, if not nil, are the scores instead of Scores. It is faster if most scores are zero.
+	Sparse *SparseScores
 	Sizes  []float32
 	Limits []float64
-	// NonZero, if not nil, has a bit for each bin of each item [item × words of BinWords(bins)] that is set if the
-	// score is not zero. With many bins most scores are zero, and NonZero makes Take and Price faster. It does not
-	// change their results.
-	NonZero []uint64
 }
 
-// BinWords returns the number of words with a bit for each bin.
-func BinWords(bins int) int { return (bins + 63) / 64 }
+func (w *Weighted) score(item, bin int) float64 {
+	if w.Sparse != nil {
+		return float64(w.Sparse.at(item, bin))
+	}
+	return float64(w.Scores[item*len(w.Limits)+bin])
+}
 
-// nonZero iterates over the bins of an item whose scores are not zero.
-func (w *Weighted) nonZero(item int) iter.Seq[int] {
-	return func(yield func(int) bool) {
-		words := BinWords(len(w.Limits))
-		for i, word := range w.NonZero[item*words : (item+1)*words] {
-			for ; word != 0; word &= word - 1 {
-				if !yield(i*64 + bits.TrailingZeros64(word)) {
-					return
-				}
-			}
+// AddScores adds the scores of an item to a row of values.
+func (w *Weighted) AddScores(row []float32, item int) {
+	if w.Sparse == nil {
+		for bin, score := range w.Scores[item*len(w.Limits) : (item+1)*len(w.Limits)] {
+			row[bin] += score
 		}
+		return
+	}
+	bins, scores := w.Sparse.row(item)
+	for i, bin := range bins {
+		row[bin] += scores[i]
 	}
 }
 
@@ -56,16 +54,22 @@ func (w *Weighted) Take(prices Prices) (bins []int, loads []float64) {
 // best prices with their value. The value is an upper bound on the sum of scores of every assignment within the limits,
 // including fractional ones. If start is nil, all prices start at 0.
 func (w *Weighted) Price(steps int, start Prices) (Prices, float64) {
-	return w.price(steps, start, false)
+	return w.price(steps, start, w.priceScale(), false)
 }
 
 // PriceExact is Price for bins that must be filled exactly to their limits: prices may be negative, and the value bounds
 // every assignment that fills them.
 func (w *Weighted) PriceExact(steps int, start Prices) (Prices, float64) {
-	return w.price(steps, start, true)
+	return w.price(steps, start, w.priceScale(), true)
 }
 
-func (w *Weighted) price(steps int, start Prices, exact bool) (Prices, float64) {
+// FollowExact is PriceExact from prices that are the best ones for nearly the same scores: steps are half as long at
+// first. Long steps would leave the start, and move many items to and fro.
+func (w *Weighted) FollowExact(steps int, start Prices) (Prices, float64) {
+	return w.price(steps, start, w.priceScale()/2, true)
+}
+
+func (w *Weighted) price(steps int, start Prices, scale float64, exact bool) (Prices, float64) {
 	prices := append(Prices(nil), start...)
 	if prices == nil {
 		prices = make(Prices, len(w.Limits))
@@ -74,7 +78,7 @@ func (w *Weighted) price(steps int, start Prices, exact bool) (Prices, float64) 
 		return prices, math.Inf(1)
 	}
 	d := descent{follower: follower{w: w}, exact: exact}
-	value := d.minimize(prices, steps, w.priceScale())
+	value := d.minimize(prices, steps, scale)
 	return d.best, value
 }
 
@@ -149,23 +153,16 @@ func (w *Weighted) priceScale() float64 {
 func (w *Weighted) meanSpread() float64 {
 	bins, total := len(w.Limits), 0.0
 	for item := range w.Sizes {
-		scores := w.Scores[item*bins : (item+1)*bins]
-		best, sum := scores[0], float32(0)
-		if w.NonZero == nil {
-			for _, score := range scores {
-				best = max(best, score)
-				sum += score
-			}
-		} else {
-			counted := 0
-			for bin := range w.nonZero(item) {
-				best = max(best, scores[bin])
-				sum += scores[bin]
-				counted++
-			}
-			if counted < bins {
-				best = max(best, 0)
-			}
+		best, sum := float32(math.Inf(-1)), float32(0)
+		var scores []float32
+		if w.Sparse == nil {
+			scores = w.Scores[item*bins : (item+1)*bins]
+		} else if _, scores = w.Sparse.row(item); len(scores) < bins {
+			best = 0
+		}
+		for _, score := range scores {
+			best = max(best, score)
+			sum += score
 		}
 		total += float64(best) - float64(sum)/float64(bins)
 	}

@@ -68,7 +68,8 @@ func (o *overflow) take(from int, m move) {
 func (o *overflow) admit(to int) {
 	for from, list := range o.cheapestMoves {
 		for i := range list {
-			o.consider(&list[i], from, to)
+			item := list[i].item
+			list[i].consider(o.loss(item, o.w.score(item, from), o.w.score(item, to)), to)
 		}
 		heap.Init(&o.cheapestMoves[from])
 	}
@@ -90,39 +91,38 @@ func (o *overflow) movesFrom(from int) moves {
 // cheapest returns an item's possible move of minimum loss, to the first bin among equals, or to bin -1 if there is
 // none.
 func (o *overflow) cheapest(item, from int) move {
-	m := move{math.Inf(1), item, -1}
-	if o.w.NonZero == nil {
+	m, score := move{math.Inf(1), item, -1}, o.w.score(item, from)
+	if o.w.Sparse == nil {
 		for to := range o.loads {
-			if o.fits(item, to) {
-				o.consider(&m, from, to)
+			if to != from && o.fits(item, to) {
+				m.consider(o.loss(item, score, o.w.score(item, to)), to)
 			}
 		}
 		return m
 	}
-	for to := range o.w.nonZero(item) {
-		if o.fits(item, to) {
-			o.consider(&m, from, to)
+	bins, scores := o.w.Sparse.row(item)
+	for i, bin := range bins {
+		if to := int(bin); to != from && o.fits(item, to) {
+			m.consider(o.loss(item, score, float64(scores[i])), to)
 		}
 	}
 	// All bins of score zero have the same loss.
-	nonZero := o.w.NonZero[item*BinWords(len(o.loads)):]
 	for to := range o.loads {
-		if nonZero[to/64]&(1<<(to%64)) == 0 && to != from && o.fits(item, to) {
-			o.consider(&m, from, to)
+		if to != from && !o.w.Sparse.stored(item, to) && o.fits(item, to) {
+			m.consider(o.loss(item, score, 0), to)
 			break
 		}
 	}
 	return m
 }
 
-// consider replaces a move of an item out of a bin by the move to another bin if that has less loss, or the same loss and
-// a lower index.
-func (o *overflow) consider(m *move, from, to int) {
-	if from == to {
-		return
-	}
-	scores := o.w.Scores[m.item*len(o.loads):]
-	loss := (float64(scores[from]) - float64(scores[to])) / float64(o.w.Sizes[m.item])
+// loss returns the loss per unit of load of a move between bins with the given scores.
+func (o *overflow) loss(item int, from, to float64) float64 {
+	return (from - to) / float64(o.w.Sizes[item])
+}
+
+// consider replaces the move by one to another bin that has less loss, or the same loss and a lower index.
+func (m *move) consider(loss float64, to int) {
 	if loss < m.loss || loss == m.loss && to < m.to {
 		m.loss, m.to = loss, to
 	}

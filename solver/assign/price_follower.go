@@ -32,7 +32,7 @@ func (f *follower) takeAll(prices Prices) {
 		bin, lead := at.best(item, 0)
 		f.settle(item, bin, lead, prices)
 		f.loads[bin] += float64(size)
-		f.local += float64(f.w.Scores[item*len(f.loads)+bin])
+		f.local += f.w.score(item, bin)
 	}
 }
 
@@ -71,10 +71,10 @@ func (f *follower) settle(item, bin int, lead float64, prices Prices) {
 }
 
 func (f *follower) move(item, from, to int) {
-	size, scores := float64(f.w.Sizes[item]), f.w.Scores[item*len(f.loads):]
+	size := float64(f.w.Sizes[item])
 	f.loads[from] -= size
 	f.loads[to] += size
-	f.local += float64(scores[to]) - float64(scores[from])
+	f.local += f.w.score(item, to) - f.w.score(item, from)
 }
 
 // value returns the relaxed value at the last prices.

@@ -76,7 +76,7 @@ func (c *columns) column(e int) ([]int32, []float32) {
 
 func (s *layerSearch) newExchange() *exchange {
 	return &exchange{
-		search: s, columns: s.rows.columns(s.counts.Experts), net: make([]float32, len(s.balance.Scores)), best: make([]choice, len(s.tokens)),
+		search: s, columns: s.rows.columns(s.counts.Experts), net: make([]float32, len(s.tokens)*s.ranks), best: make([]choice, len(s.tokens)),
 	}
 }
 
@@ -128,10 +128,11 @@ func (x *exchange) settle(prices assign.Prices) {
 		price[rank] = float32(p)
 	}
 	for token, size := range x.search.sizes {
-		scores, net := x.search.balance.Scores[token*ranks:(token+1)*ranks], x.net[token*ranks:(token+1)*ranks]
-		for rank, score := range scores {
-			net[rank] = score - size*price[rank]
+		net := x.net[token*ranks : (token+1)*ranks]
+		for rank, p := range price {
+			net[rank] = -size * p
 		}
+		x.search.balance.AddScores(net, token)
 		x.best[token] = choose(net)
 	}
 }

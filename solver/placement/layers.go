@@ -120,9 +120,10 @@ func newLayerSearchOf(p *Problem, c *affinity.Counts, tokens int, stop limit) *l
 	s.sample = s.sample.split(float32(total / float64(partsPerRank*p.Ranks)))
 	s.activations = max(total*float64(c.TopK), 1)
 	s.balance.Sizes = s.sizes
-	s.balance.Scores = make([]float32, len(s.tokens)*s.ranks)
 	if s.ranks >= sparseRanks {
-		s.balance.NonZero = make([]uint64, len(s.tokens)*assign.BinWords(s.ranks))
+		s.balance.Sparse = assign.NewSparseScores(s.ranks)
+	} else {
+		s.balance.Scores = make([]float32, len(s.tokens)*s.ranks)
 	}
 	s.balance.Limits = p.Constraints.tokenLimits(total, s.ranks)
 	s.named = slices.Min(s.balance.Limits) < slices.Max(s.balance.Limits)
@@ -273,15 +274,13 @@ func (s *layerSearch) solveCopies(rankOf []int, perRank int) ([]int, extras, flo
 	weight := s.affinities(rankOf, prices)
 	copies := bestCopies(weight, rankOf, s.ranks, perRank)
 	value := func(rankOf []int, copies extras) (assign.Prices, float64) {
-		s.score(rankOf)
-		s.scoreCopies(copies)
+		s.scoreWith(rankOf, copies)
 		prices, value := s.balance.PriceExact(s.steps(), nil)
 		return prices, value / s.activations
 	}
 	prices, best := value(rankOf, copies)
 	for range alternations {
-		s.score(rankOf)
-		s.scoreCopies(copies)
+		s.scoreWith(rankOf, copies)
 		s.fillAffinities(weight, prices)
 		nextRankOf := s.exact.assign(weight, s.ranks, s.groups)
 		nextCopies := bestCopies(weight, nextRankOf, s.ranks, perRank)
@@ -294,43 +293,39 @@ func (s *layerSearch) solveCopies(rankOf []int, perRank int) ([]int, extras, flo
 	return rankOf, copies, best
 }
 
-// scoreCopies adds the activations that copies make local to balance.Scores.
-func (s *layerSearch) scoreCopies(copies extras) {
-	s.scored = nil
-	for i := range s.tokens {
-		row := s.balance.Scores[i*s.ranks : (i+1)*s.ranks]
-		experts, counts := s.rows.row(i)
-		for j, expert := range experts {
-			for _, rank := range copies[expert] {
-				row[rank] += counts[j]
-				s.mark(i, rank)
-			}
-		}
-	}
-}
-
-// score computes balance.Scores: the activations of each token ID on each rank.
+// score computes the scores in balance: the activations of each token ID on each rank.
 func (s *layerSearch) score(rankOf []int) {
 	if slices.Equal(s.scored, rankOf) {
 		return
 	}
+	s.scoreWith(rankOf, nil)
 	s.scored = append(s.scored[:0], rankOf...)
-	clear(s.balance.Scores)
-	clear(s.balance.NonZero)
+}
+
+// scoreWith is score with the activations that copies make local; copies is nil if there are none.
+func (s *layerSearch) scoreWith(rankOf []int, copies extras) {
+	s.scored = s.scored[:0]
+	sparse, row := s.balance.Sparse, make([]float32, s.ranks)
+	if sparse != nil {
+		sparse.Reset()
+	}
 	for i := range s.tokens {
-		row := s.balance.Scores[i*s.ranks : (i+1)*s.ranks]
+		if sparse == nil {
+			row = s.balance.Scores[i*s.ranks : (i+1)*s.ranks]
+		}
+		clear(row)
 		experts, counts := s.rows.row(i)
 		for j, expert := range experts {
 			row[rankOf[expert]] += counts[j]
-			s.mark(i, rankOf[expert])
+			if copies != nil {
+				for _, rank := range copies[expert] {
+					row[rank] += counts[j]
+				}
+			}
 		}
-	}
-}
-
-// mark notes that the score of a token ID on a rank is not zero.
-func (s *layerSearch) mark(token, rank int) {
-	if marks := s.balance.NonZero; marks != nil {
-		marks[token*assign.BinWords(s.ranks)+rank/64] |= 1 << (rank % 64)
+		if sparse != nil {
+			sparse.Append(row)
+		}
 	}
 }
 

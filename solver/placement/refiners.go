@@ -54,7 +54,9 @@ func (r *tokenRefiner) anneals() bool { return r.pairs != nil }
 func (r *tokenRefiner) settle(rankOf [][]int) float64 {
 	var value float64
 	if r.follows && r.prices != nil {
-		r.prices, value = r.search.valueIn(r.search.steps()/4, rankOf[0], r.prices)
+		r.search.score(rankOf[0])
+		r.prices, value = r.search.balance.FollowExact(r.search.steps()/4, r.prices)
+		value /= r.search.activations
 	} else {
 		r.prices, value = r.search.value(rankOf[0], nil)
 	}

@@ -59,6 +59,11 @@ site: ## Build the documentation as a searchable site in dist/site, and fail on 
 screenshots: bin/semmoe ## Renew the screenshots of the report page in docs/images (skipped without Chromium)
 	internal/tools/screenshots.sh
 
+.PHONY: browser
+browser: bin/semmoe site ## Check report pages and the site in Chromium: desktop and phone, light and dark, keyboard, and the accessibility rules of axe-core (skipped without Chromium or npm)
+	@status=0; test/browser/run.sh dist/site || status=$$?; \
+	if [ $$status = 75 ] && [ "$${CI:-}" != true ]; then echo "SKIPPED: the browser checks need Chromium and npm"; exit 0; fi; exit $$status
+
 ##@ Check
 
 # Tests read their tier from SEMMOE_TESTS: see docs/testing.md. In a tier of make, a missing program is an error.

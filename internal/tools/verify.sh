@@ -26,7 +26,7 @@ done
 
 unformatted=$(gofmt -l $(git ls-files '*.go'))
 [ -z "$unformatted" ] || complain "not formatted (gofmt -w): $unformatted"
-for module in . internal/tools internal/tools/helm test/kubernetes test/kubernetes/oldest test/gateway test/argocd test/leaderworkerset test/kueue test/prometheus test/cluster/coredns; do
+for module in . internal/tools internal/tools/helm test/kubernetes test/kubernetes/oldest test/gateway test/argocd test/browser test/leaderworkerset test/kueue test/prometheus test/cluster/coredns; do
   (cd "$module" && go mod tidy -diff >/dev/null) || complain "$module/go.mod is not tidy (go mod tidy)"
 done
 tools=$PWD/internal/tools

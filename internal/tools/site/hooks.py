@@ -5,12 +5,13 @@ import os
 import re
 
 LINK = re.compile(r"(\]\()((?:\.\./)+[^)\s]+)(\))")
+NUMBERED = re.compile(r"(\]\((?:[^)\s:#]+\.md)?#)(\d)")
 ENTRY = re.compile(r"^\| \[(?P<title>[^]]+)\]\((?P<path>[^)#]+)\)")
 
 
 def slug(text, separator):
-    """Returns the anchor that GitHub gives a heading."""
-    return re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", separator)
+    """Returns the anchor that GitHub gives a heading, with a letter before a digit: the theme uses anchors as selectors."""
+    return re.sub(r"^(\d)", r"n\1", re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", separator))
 
 
 def on_config(config):
@@ -37,16 +38,26 @@ def navigation(docs):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Leads relative links that leave docs/ to the repository."""
+    """Leads relative links that leave docs/ to the repository, and others to the anchors of slug."""
     folder = os.path.dirname(page.file.src_uri)
 
     def outside(link):
         target = os.path.normpath(os.path.join("docs", folder, link[2]))
         return link[0] if target.startswith("docs/") else link[1] + config["extra"]["files"] + target + link[3]
 
-    return LINK.sub(outside, markdown)
+    return LINK.sub(outside, NUMBERED.sub(r"\1n\2", markdown))
 
 
 def on_page_content(html, page, config, files):
-    """Lets the keyboard scroll wide blocks and tables."""
-    return re.sub(r"<(pre|table)>", r'<\1 tabindex="0">', html)
+    """Lets the keyboard scroll wide blocks and tables. The empty first cell of a table's head is no header."""
+    html = re.sub(r"<(pre|table)>", r'<\1 tabindex="0">', html)
+    return re.sub(r"<th([^>]*)></th>", r"<td\1></td>", html)
+
+
+def on_post_page(output, page, config):
+    """Makes the bar at the top a landmark."""
+    return output.replace('<div class="navbar fixed-top', '<div role="banner" class="navbar fixed-top', 1)
+
+
+def on_post_template(output, template_name, config):
+    return on_post_page(output, None, config)

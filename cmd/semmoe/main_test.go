@@ -6,9 +6,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"io/fs"
 	"log"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -43,6 +46,39 @@ func TestInvalidCommandLines(t *testing.T) {
 		if err == nil || cli.ExitCode(err) != want.code || !strings.Contains(err.Error(), want.says) {
 			t.Errorf("semmoe %s: %v; want exit code %d and %q", line, err, want.code, want.says)
 		}
+	}
+}
+
+// TestAdvisedFlagsExist checks the flags of semmoe commands that messages, pages and help texts advise.
+func TestAdvisedFlagsExist(t *testing.T) {
+	commandLine := regexp.MustCompile(`\bsemmoe ([a-z]+)((?: --?[a-z-]+(?: [A-Z]+\b)?)+)`)
+	long, found := regexp.MustCompile(`--([a-z][a-z-]*)`), 0
+	for _, folder := range []string{"cmd", "controllers", "internal", "solver", "webhook"} {
+		err := filepath.WalkDir(filepath.Join("..", "..", folder), func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || filepath.Ext(path) != ".go" && filepath.Ext(path) != ".html" || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			for _, line := range commandLine.FindAllStringSubmatch(strings.ReplaceAll(string(text), "kubectl semmoe", ""), -1) {
+				command, _, findErr := newRootCommand().Find([]string{line[1]})
+				if findErr != nil {
+					t.Errorf("%s: %q: %v", path, line[0], findErr)
+					continue
+				}
+				for _, flag := range long.FindAllStringSubmatch(line[2], -1) {
+					if found++; command.Flag(flag[1]) == nil {
+						t.Errorf("%s: %q: the command has no flag --%s", path, line[0], flag[1])
+					}
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found < 8 {
+		t.Errorf("found only %d flags", found)
 	}
 }
 

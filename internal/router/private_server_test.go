@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 
@@ -106,5 +107,17 @@ func TestRejectsAnInvalidManagerAuthority(t *testing.T) {
 	options.ManagerAuthority = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")})
 	if err := Run(t.Context(), clients, options); err == nil || !strings.Contains(err.Error(), "certificate authority of the managers is invalid") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestPrivatePortNeedsAnAuthority checks that the private port is not opened without an authority: an empty variable
+// must not let all clients read prompts.
+func TestPrivatePortNeedsAnAuthority(t *testing.T) {
+	for _, authority := range []string{"", " \n"} {
+		options := Options{Host: "127.0.0.1", PrivatePort: ports.Reserve(t), ManagerAuthority: []byte(authority)}
+		server, listener, err := listenPrivately(options, &Observations{}, logr.Discard())
+		if server != nil || listener != nil || (err == nil) != (authority == "") {
+			t.Errorf("authority %q: server %v, listener %v, error %v", authority, server, listener, err)
+		}
 	}
 }

@@ -3,6 +3,7 @@
 package placement
 
 import (
+	"context"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -275,6 +276,29 @@ func shuffledRanks(random *rand.Rand, experts, ranks int) []int {
 	return rankOf
 }
 
+// TestFirstRoundStartsFromClusters checks that the first round of Algorithm 1 places the experts for the clusters of
+// line 44, and schedules the requests for this placement.
+func TestFirstRoundStartsFromClusters(t *testing.T) {
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	for seed := range uint64(6) {
+		const experts, layers = 6, 2
+		in, ranks := newPrintedInstance(rand.New(rand.NewPCG(seed, 5)), 9, 8, experts, layers), 2+int(seed%2)
+		p := in.problem(DataParallel, AlternatingPrinted, ranks)
+		r := p.rows(0, layers)
+		random := rand.New(rand.NewPCG(seed, 6))
+		clusters := r.clusterPrompts(random)
+		var want [][]int
+		for l := range layers {
+			want = append(want, r.placePrinted(l, clusters, random).rankOf)
+		}
+		rankOf, rowRank := alternatePrinted(r, rand.New(rand.NewPCG(seed, 6)), limit{ctx: stopped})
+		if scheduled := r.schedulePrompts(want); !slices.EqualFunc(rankOf, want, slices.Equal) || !slices.Equal(rowRank, scheduled) {
+			t.Errorf("seed %d: ranks of experts %v, of requests %v; want %v, %v", seed, rankOf, rowRank, want, scheduled)
+		}
+	}
+}
+
 // TestPrintedScoresAreThoseOfTheFormulas computes the score of line 48 and the objective of section 3.3 from the token
 // ids.
 func TestPrintedScoresAreThoseOfTheFormulas(t *testing.T) {
@@ -399,6 +423,42 @@ func count(ranks []int, of int) []int {
 		n[rank]++
 	}
 	return n
+}
+
+// TestJointSamplingLearnsTheRanksOfRows solves profiles of two kinds of requests, which activate different experts. There
+// are too many assignments of requests to ranks to find the best one by samples of uniform probabilities.
+func TestJointSamplingLearnsTheRanksOfRows(t *testing.T) {
+	const experts, requests, ranks = 6, 24, 2
+	local, all := 0, 0
+	for seed := range uint64(8) {
+		in := &printedInstance{topK: 2, counts: [][][]float32{{}}}
+		for r := range requests {
+			in.prompts = append(in.prompts, []int32{int32(r)})
+			row := make([]float32, experts)
+			for i := range in.topK {
+				row[r/(requests/2)*experts/2+(r+i)%(experts/2)] = 1
+			}
+			in.counts[0] = append(in.counts[0], row)
+		}
+		p := in.problem(DataParallel, CrossEntropyPrinted, ranks)
+		p.Seed = seed
+		result, err := Solve(t.Context(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for r, rank := range result.RowRanks[0] {
+			for e, hosts := range result.Placement.Hosts(0) {
+				if in.counts[0][r][e] > 0 && hosts[0] == rank {
+					local++
+				}
+			}
+		}
+		all += requests * in.topK
+	}
+	// Without what it learns of rows, it samples 76% of these activations on the ranks of their experts.
+	if local < all*9/10 {
+		t.Errorf("%d of %d activations are local", local, all)
+	}
 }
 
 // TestDrawnRowsKeepTheBalance checks that no rank exceeds the balance factor if every row fits.

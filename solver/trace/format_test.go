@@ -187,6 +187,13 @@ func TestReadRefusesManyCounts(t *testing.T) {
 			}
 		})
 	}
+	small.Model.Vocabulary, small.Model.HiddenLayers, small.Model.Layers = 1<<20, 33, nil
+	for layer := range small.Model.HiddenLayers {
+		small.Model.Layers = append(small.Model.Layers, layer)
+	}
+	if err := small.Validate(); !trace.IsInvalid(err) || !strings.Contains(err.Error(), "allowed is up to 33554432 token ids in all layers") {
+		t.Errorf("the largest vocabulary in 33 layers: error %v", err)
+	}
 }
 
 // A small compressed file can contain gigabytes; reading stops far below.

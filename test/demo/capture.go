@@ -46,9 +46,7 @@ func (d *demo) measureCapture(ctx context.Context, heldOut []corpus.Request) (c 
 		return c, err
 	}
 	spread := *d
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.DisableKeepAlives = true
-	spread.client = &http.Client{Transport: transport}
+	spread.client = newConnections()
 	return c, d.out.Step(ctx, "cost of sampling measured", func(update func(string)) (err error) {
 		c.costs, err = untilKnown(func() ([]captureCost, error) {
 			if c.served, err = spread.measure(ctx, heldOut, update); err != nil {
@@ -58,6 +56,14 @@ func (d *demo) measureCapture(ctx context.Context, heldOut []corpus.Request) (c 
 		})
 		return err
 	})
+}
+
+// newConnections returns a client that opens a new connection for each request. A Service selects a pod for each
+// connection, and with kept connections one router may get almost no requests.
+func newConnections() *http.Client {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.DisableKeepAlives = true
+	return &http.Client{Transport: transport}
 }
 
 // untilKnown measures until the cost of each request router is known, at most maxCaptureRounds times.

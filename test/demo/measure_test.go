@@ -4,9 +4,14 @@ package main
 
 import (
 	"errors"
+	"io"
 	"math"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -239,5 +244,34 @@ func TestUntilKnown(t *testing.T) {
 		if rounds != tc.rounds || err != tc.err || tc.err == nil && costs[1].known() != (tc.first > 0) {
 			t.Errorf("%s: %d rounds, costs %v, %v; want %d rounds", name, rounds, costs, err, tc.rounds)
 		}
+	}
+}
+
+// TestNewConnections checks that each request has a connection of its own, so that a Service distributes the requests
+// over all request routers.
+func TestNewConnections(t *testing.T) {
+	var opened atomic.Int32
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			opened.Add(1)
+		}
+	}
+	server.Start()
+	t.Cleanup(server.Close)
+	client := newConnections()
+	const requests = 5
+	for range requests {
+		response, err := client.Get(server.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, response.Body); err != nil {
+			t.Error(err)
+		}
+		response.Body.Close()
+	}
+	if got := opened.Load(); got != requests {
+		t.Errorf("%d requests on %d connections", requests, got)
 	}
 }

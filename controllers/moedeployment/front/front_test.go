@@ -21,6 +21,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/internal/router/managerauth"
 )
 
 // Arguments do not contain options that the spec leaves open: an upgrade of the operator that adds a flag must not
@@ -76,6 +77,10 @@ func TestRouterArgs(t *testing.T) {
 			}
 			if diff := cmp.Diff(tc.ports, ports); diff != "" {
 				t.Errorf("ports (-want +got):\n%s", diff)
+			}
+			authority := slices.IndexFunc(container.Env, func(v coreac.EnvVarApplyConfiguration) bool { return *v.Name == managerauth.AuthorityVariable })
+			if authority < 0 || container.Env[authority].Value == nil || *container.Env[authority].Value != "PEM" {
+				t.Errorf("$%s is not the managers' authority: without it, the router refuses its observations to managers", managerauth.AuthorityVariable)
 			}
 			if grace, drain := *pod.TerminationGracePeriodSeconds, *container.Lifecycle.PreStop.Sleep.Seconds+desired.GraceSeconds; grace <= drain {
 				t.Errorf("a router is killed after %d s, while it may drain for %d s", grace, drain)

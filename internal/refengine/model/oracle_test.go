@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/semmoe/operator/internal/model/checkpoint"
@@ -205,60 +206,129 @@ func TestOddShapesMatchOracle(t *testing.T) {
 		"a head dimension above 16": {"head_dim": 18, "norm_topk_prob": true, "tie_word_embeddings": false},
 		"rope_parameters":           {"rope_parameters": map[string]any{"rope_type": "default", "rope_theta": 333}, "norm_topk_prob": true},
 	} {
+		t.Run(name, func(t *testing.T) { compareWithOracle(t, change, nil) })
+	}
+}
+
+// TestFusedExpertsMatchOracle reads checkpoints with one tensor for all experts of a layer, also with its last two
+// dimensions transposed.
+func TestFusedExpertsMatchOracle(t *testing.T) {
+	for name, layout := range map[string]fusedLayout{"rows are outputs": {}, "rows are inputs": {transposed: true}} {
 		t.Run(name, func(t *testing.T) {
-			config := map[string]any{
-				"model_type": "qwen3_moe", "num_hidden_layers": 3, "num_experts": 5, "num_experts_per_tok": 2, "hidden_size": 19, "vocab_size": 37,
-				"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "moe_intermediate_size": 11, "rms_norm_eps": 1e-6,
-				"max_position_embeddings": 64, "hidden_act": "silu", "rope_theta": 10000.0,
-			}
-			maps.Copy(config, change)
-			text, err := json.Marshal(config)
-			if err != nil {
-				t.Fatal(err)
-			}
-			base, err := checkpoint.ParseConfig(text)
-			if err != nil {
-				t.Fatal(err)
-			}
-			parsed, err := parseConfig(base)
-			if err != nil {
-				t.Fatal(err)
-			}
-			rng := rand.New(rand.NewPCG(11, 12))
-			dir, weights := synthetic(t, rng, config, shapesOf(parsed))
-			c, err := checkpoint.Open(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
-			m, err := Load(c, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			want := &oracle{Config: parsed, w: weights, keys: make([][][]float64, 3), values: make([][][]float64, 3), ahead: make([][]float64, 3)}
-			r := m.NewRunner(2)
-			s := newSequence(m, 40)
-			for position := range 40 {
-				id := rng.Int32N(37)
-				chunk := s.chunk(m, []int32{id})
-				chunk.LookAhead = m.NewLookAhead(m.Experts, 1)
-				if err := r.Step([]Chunk{chunk}); err != nil {
-					t.Fatal(err)
-				}
-				logits := want.token(id, position)
-				for i, v := range want.lookAhead() {
-					got := float64(chunk.LookAhead.Probability[i])
-					if l := i / m.Experts; math.Abs(got-v) > 1e-5 || m.MoE[l] && math.Abs(got-want.ahead[l][chunk.LookAhead.Experts[i]]) > 1e-5 {
-						t.Fatalf("position %d: look-ahead %v of %v, want %v", position, chunk.LookAhead.Probability, chunk.LookAhead.Experts, want.ahead)
-					}
-				}
-				for i, v := range logits {
-					if math.Abs(v-float64(s.logits[i])) > 1e-4*max(1, math.Abs(v)) {
-						t.Fatalf("position %d, logit %d: got %v, want %v", position, i, s.logits[i], v)
-					}
-				}
-			}
+			compareWithOracle(t, map[string]any{"mlp_only_layers": []int{1}, "intermediate_size": 21, "norm_topk_prob": true}, &layout)
 		})
+	}
+}
+
+// fusedLayout stores the experts of a layer as gate_up_proj and down_proj.
+type fusedLayout struct{ transposed bool }
+
+// fuse replaces the shapes of experts by those of fused tensors.
+func (f fusedLayout) fuse(c *Config, shapes map[string][]int) {
+	maps.DeleteFunc(shapes, func(name string, _ []int) bool { return strings.Contains(name, ".experts.") })
+	for l := range c.Layers {
+		if !c.MoE[l] {
+			continue
+		}
+		gateUp, down := []int{c.Experts, 2 * c.MoEIntermediate, c.Hidden}, []int{c.Experts, c.Hidden, c.MoEIntermediate}
+		if f.transposed {
+			gateUp, down = []int{c.Experts, c.Hidden, 2 * c.MoEIntermediate}, []int{c.Experts, c.MoEIntermediate, c.Hidden}
+		}
+		prefix := fmt.Sprintf("model.layers.%d.mlp.experts.", l)
+		shapes[prefix+"gate_up_proj"], shapes[prefix+"down_proj"] = gateUp, down
+	}
+}
+
+// split adds the weights of each expert for the oracle.
+func (f fusedLayout) split(c *Config, weights map[string][]float64) {
+	// part returns the outputs from first up to last of an expert, of the given number of outputs and inputs.
+	part := func(fused []float64, e, outputs, inputs, first, last int) (rows []float64) {
+		of := fused[e*outputs*inputs : (e+1)*outputs*inputs]
+		for out := first; out < last; out++ {
+			for in := range inputs {
+				at := out*inputs + in
+				if f.transposed {
+					at = in*outputs + out
+				}
+				rows = append(rows, of[at])
+			}
+		}
+		return rows
+	}
+	for l := range c.Layers {
+		prefix := fmt.Sprintf("model.layers.%d.mlp.experts.", l)
+		gateUp, down := weights[prefix+"gate_up_proj"], weights[prefix+"down_proj"]
+		for e := 0; e < c.Experts && c.MoE[l]; e++ {
+			width := c.MoEIntermediate
+			weights[fmt.Sprintf("%s%d.gate_proj.weight", prefix, e)] = part(gateUp, e, 2*width, c.Hidden, 0, width)
+			weights[fmt.Sprintf("%s%d.up_proj.weight", prefix, e)] = part(gateUp, e, 2*width, c.Hidden, width, 2*width)
+			weights[fmt.Sprintf("%s%d.down_proj.weight", prefix, e)] = part(down, e, c.Hidden, width, 0, c.Hidden)
+		}
+	}
+}
+
+// compareWithOracle compares the model with the oracle on random weights. change are changes of the configuration;
+// layout is nil for a checkpoint with tensors of each expert.
+func compareWithOracle(t *testing.T, change map[string]any, layout *fusedLayout) {
+	t.Helper()
+	config := map[string]any{
+		"model_type": "qwen3_moe", "num_hidden_layers": 3, "num_experts": 5, "num_experts_per_tok": 2, "hidden_size": 19, "vocab_size": 37,
+		"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "moe_intermediate_size": 11, "rms_norm_eps": 1e-6,
+		"max_position_embeddings": 64, "hidden_act": "silu", "rope_theta": 10000.0,
+	}
+	maps.Copy(config, change)
+	text, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	base, err := checkpoint.ParseConfig(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := parseConfig(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(11, 12))
+	shapes := shapesOf(parsed)
+	if layout != nil {
+		layout.fuse(parsed, shapes)
+	}
+	dir, weights := synthetic(t, rng, config, shapes)
+	if layout != nil {
+		layout.split(parsed, weights)
+	}
+	c, err := checkpoint.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	m, err := Load(c, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &oracle{Config: parsed, w: weights, keys: make([][][]float64, 3), values: make([][][]float64, 3), ahead: make([][]float64, 3)}
+	r := m.NewRunner(2)
+	s := newSequence(m, 40)
+	for position := range 40 {
+		id := rng.Int32N(37)
+		chunk := s.chunk(m, []int32{id})
+		chunk.LookAhead = m.NewLookAhead(m.Experts, 1)
+		if err := r.Step([]Chunk{chunk}); err != nil {
+			t.Fatal(err)
+		}
+		logits := want.token(id, position)
+		for i, v := range want.lookAhead() {
+			got := float64(chunk.LookAhead.Probability[i])
+			if l := i / m.Experts; math.Abs(got-v) > 1e-5 || m.MoE[l] && math.Abs(got-want.ahead[l][chunk.LookAhead.Experts[i]]) > 1e-5 {
+				t.Fatalf("position %d: look-ahead %v of %v, want %v", position, chunk.LookAhead.Probability, chunk.LookAhead.Experts, want.ahead)
+			}
+		}
+		for i, v := range logits {
+			if math.Abs(v-float64(s.logits[i])) > 1e-4*max(1, math.Abs(v)) {
+				t.Fatalf("position %d, logit %d: got %v, want %v", position, i, s.logits[i], v)
+			}
+		}
 	}
 }
 

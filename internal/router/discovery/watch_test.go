@@ -4,10 +4,18 @@ package discovery
 
 import (
 	"context"
+	"net"
+	"net/http"
+	"os"
+	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 )
 
@@ -35,4 +43,37 @@ func TestWatchEndsWhileTheAPIServerIsSilent(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+// TestWatchEndsWhileConnectionsAreRefused checks that Watch does not wait for the pause between two attempts to reach
+// the API server, which grows to a minute.
+func TestWatchEndsWhileConnectionsAreRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clients, err := kubernetes.NewForConfig(&rest.Config{Host: "http://192.0.2.1", Transport: refused{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			ended <- Watch(ctx, clients, "n", "a=b", t.TempDir(), func([]Backend) {}, func() {})
+		}()
+		time.Sleep(10 * time.Minute)
+		begin := time.Now()
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(begin); took > time.Second {
+			t.Errorf("Watch ends %v after its context", took)
+		}
+		time.Sleep(2 * time.Minute) // the informer ends after its pause
+	})
+}
+
+// refused is a transport to an address without a server.
+type refused struct{}
+
+func (refused) RoundTrip(*http.Request) (*http.Response, error) {
+	return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
 }

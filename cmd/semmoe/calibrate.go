@@ -39,9 +39,9 @@ pod security standard and without access to the cluster; it takes about a minute
 to a file, to a ConfigMap (key ` + calibration.ResultKey + `), or both, and the Job is deleted. A Job that has failed, or whose result
 could not be written, is kept.
 
-  semmoe calibrate --image lmsysorg/sglang:latest --gpus 8 --out calibration.json
+  semmoe calibrate --image lmsysorg/sglang:v0.5.12 --gpus 8 --out calibration.json
   semmoe calibrate --local --out calibration.json                          # on this machine, without cluster and image
-  semmoe calibrate --image lmsysorg/sglang:latest --gpus 8 -o yaml         # the manifest, to apply separately; then:
+  semmoe calibrate --image lmsysorg/sglang:v0.5.12 --gpus 8 -o yaml         # the manifest, to apply separately; then:
   kubectl logs job/semmoe-calibration | semmoe calibrate --from-log - --out calibration.json
 
 docs/calibration.md describes the result. Exit codes: 2 the command line is invalid; 1 any other error.`,

@@ -150,7 +150,7 @@ platforms: ## Compile the kubectl plugin for the platforms of users: darwin/arm6
 .PHONY: e2e-oldest
 e2e-oldest: build helm ## Run the tests of the API, the webhooks and the chart, and the main stories, on the oldest Kubernetes release that is supported (built once)
 	KUBERNETES_BINARIES=$$(test/kubernetes/build.sh oldest); export KUBERNETES_BINARIES; \
-	go test -vet=off -count=1 -timeout 30m ./test/api ./test/chart ./webhook; \
+	CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m ./test/api ./test/chart ./webhook; \
 	CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m ./test/e2e -run '$(OLDEST)'
 
 .PHONY: e2e-cluster

@@ -100,7 +100,7 @@ type layerSearch struct {
 	sample
 	activations float64
 	balance     assign.Weighted
-	// scored is the placement whose scores are in balance; nil if balance has other scores.
+	// scored is the placement whose scores are in balance; empty if balance has other scores.
 	scored []int
 	exact  exactRanks
 }

@@ -70,6 +70,9 @@ func TestSite(t *testing.T) {
 		}
 	}
 	at := slices.IndexFunc(pages, func(p page) bool { return p.name == "getting-started.html" })
+	if at < 0 {
+		t.Fatalf("%s has no page getting-started.html", *site)
+	}
 	t.Run("keyboard", func(t *testing.T) { browser.checkKeyboard(t, pages[at], "[role=main] a[href], [role=main] pre") })
 	t.Run("search", func(t *testing.T) { browser.checkSearch(t, pages[at]) })
 }
@@ -175,7 +178,7 @@ func (t *tab) script(expression string) {
 	t.do(chromedp.Evaluate[chromedp.Void](expression))
 }
 
-// evaluate returns the value of an expression in the page, of the promise's value.
+// evaluate returns the value of an expression in the page. It waits for a promise.
 func evaluate[T any](t *tab, expression string) T {
 	t.Helper()
 	value, err := chromedp.Run(t.ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
@@ -211,25 +214,23 @@ func (b *browser) check(t *testing.T, p page, v view, prepare string) {
 	}
 }
 
-// focus is the element with the focus: its number among the expected ones, or other or nowhere, and why a user cannot
-// see that it has the focus.
+// focus is the element with the focus: its number among the expected ones, or -1 for another element, and why a user
+// cannot see that it has the focus. Ended is set if the browser has passed the last element.
 type focus struct {
 	At      int    `json:"at"`
+	Ended   bool   `json:"ended"`
 	Problem string `json:"problem"`
 }
 
-// nowhere means that no element has the focus: the browser has passed the last one.
-const nowhere = -2
-
-// focused returns the focus. An element that is not expected has number -1.
+// focused returns the focus.
 const focused = `(() => {
 	const e = document.activeElement;
-	if (!e || e === document.body) return {at: -2, problem: ""};
+	if (!e || e === document.body) return {at: -1, ended: true, problem: ""};
 	const box = e.getBoundingClientRect(), style = getComputedStyle(e);
 	let problem = "";
 	if (box.bottom <= 0 || box.top >= window.innerHeight) problem = "is not in the window";
 	else if ((style.outlineStyle === "none" || parseFloat(style.outlineWidth) === 0) && style.boxShadow === "none") problem = "has no visible focus";
-	return {at: window.expected.indexOf(e), problem: problem && e.outerHTML.slice(0, 120) + " " + problem};
+	return {at: window.expected.indexOf(e), ended: false, problem: problem && e.outerHTML.slice(0, 120) + " " + problem};
 })()`
 
 // checkKeyboard presses the tabulator until the focus has visited every element. Each selected element, if visible, must
@@ -248,7 +249,7 @@ func (b *browser) checkKeyboard(t *testing.T, p page, selector string) {
 		if now.Problem != "" {
 			t.Error(now.Problem)
 		}
-		if now.At == nowhere || now.At >= 0 && visited[now.At] {
+		if now.Ended || now.At >= 0 && visited[now.At] {
 			break
 		}
 		visited[now.At] = true

@@ -247,7 +247,7 @@ func TestUntilKnown(t *testing.T) {
 	}
 }
 
-// TestNewConnections checks that each request has a connection of its own, so that a Service distributes the requests
+// TestNewConnections checks that each request has a separate connection, so that a Service distributes the requests
 // over all request routers.
 func TestNewConnections(t *testing.T) {
 	var opened atomic.Int32

@@ -233,6 +233,13 @@ var floods = map[string]bool{"streams of many connections": true, "streams that 
 // arrives after all of them have opened theirs may lose its new connection, and repeats its request.
 var crowds = map[string]bool{"headers without end": true, "headers of empty lines": true, "connections that send nothing": true}
 
+// nightlyAttacks are the attacks that take longest. The commit tier has others on headers, unfinished messages, streams and
+// complete messages that are not read.
+var nightlyAttacks = map[string]bool{
+	"large answers that a gateway does not read": true, "headers of empty lines": true, "streams of many connections": true,
+	"unfinished messages on many connections": true,
+}
+
 // TestMemoryAttacks checks that attacks on the memory of a router leave it below a bound, and that honest clients are
 // served during the attacks.
 func TestMemoryAttacks(t *testing.T) {
@@ -241,6 +248,9 @@ func TestMemoryAttacks(t *testing.T) {
 	}
 	for name, attack := range attacks {
 		t.Run(name, func(t *testing.T) {
+			if nightlyAttacks[name] {
+				tier.Nightly(t)
+			}
 			to, peak := startAttacked(t)
 			honest := newHonestClients(t, to)
 			honest.skipsGateway, honest.repeats, honest.reconnects = exhausting[name], floods[name], crowds[name]

@@ -61,7 +61,7 @@ func repeated(routes *trace.Trace, times int) *trace.Trace {
 // full.
 func sendAllKinds(t *testing.T, url string) (stop func()) {
 	t.Helper()
-	return sendSlowly(t, url, 300)
+	return sendSlowly(t, url, 100)
 }
 
 // send runs the given number of concurrent clients, which send prompts until stopped. It fails the test if a request is

@@ -41,7 +41,8 @@ func startHub(t *testing.T, namespace, token string) string {
 }
 
 // TestDownload serves and plans a model that is downloaded from a hub. The repository is gated: the condition names the
-// missing token. A download whose pod is deleted resumes. A second deployment finds the model and downloads nothing.
+// missing token. A download whose pod is deleted resumes. A second deployment finds the model and downloads nothing. There
+// is no data set: the model writes the text of its profile.
 func TestDownload(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
@@ -59,8 +60,9 @@ func TestDownload(t *testing.T) {
 			Source: &semmoev1.ModelSource{HuggingFace: &semmoev1.HuggingFaceSource{Repo: "org/tiny", Endpoint: endpoint}},
 		}
 	}
-	create(t, dataset(t, namespace, 4))
-	moed := profiledDeployment(namespace, downloaded)
+	moed := profiledDeployment(namespace, downloaded, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Profiling.Dataset = &semmoev1.DatasetSpec{OwnText: &semmoev1.OwnText{}}
+	})
 	create(t, moed)
 	waitCondition(t, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "DownloadFailed", "gated", "Accept its terms", "spec.model.source.huggingFace.tokenSecretRef")
 	waitCondition(t, moed, semmoev1.ConditionReady, metav1.ConditionFalse, "DownloadFailed")
@@ -76,7 +78,10 @@ func TestDownload(t *testing.T) {
 		return nil
 	})
 	deleteDownloadPod(t, moed)
-	waitPlanned(t, moed)
+	planned := waitPlanned(t, moed)
+	if lar := planned.Status.LAR; planned.Status.PlanDigest == "" || lar == nil || lar.PredictedMilli == nil || *lar.PredictedMilli <= *lar.BaselineMilli {
+		t.Errorf("the status lacks a plan that is better than the default placement: %+v", planned.Status)
+	}
 	first := downloadOf(t, moed)
 	if first.Found || first.Downloaded == 0 || first.Downloaded >= first.Bytes {
 		t.Errorf("the resumed download is %+v, want a part of the bytes", first)

@@ -46,14 +46,12 @@ var overlapEngines = []struct {
 
 // TestOverlapAuto lets the operator choose the overlap settings of the test doubles of two engines. The settings for large
 // batches come with the plan, as flags of the engine. Within the cool-down, much smaller batches change nothing. After it,
-// they lead to one plan, and to one rollout if the settings differ. The commit tier runs the engine whose settings differ.
+// they lead to one plan, and to one rollout if the settings differ.
 func TestOverlapAuto(t *testing.T) {
+	tier.Nightly(t)
 	t.Parallel()
 	for _, test := range overlapEngines {
 		t.Run(test.dialect, func(t *testing.T) {
-			if test.stays {
-				tier.Nightly(t)
-			}
 			t.Parallel()
 			adapter, err := registry.For(string(test.engine))
 			if err != nil {

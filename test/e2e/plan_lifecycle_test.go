@@ -83,21 +83,6 @@ func profilingJobs(t *testing.T, namespace string) []string {
 	return uids
 }
 
-// TestPlanOfOwnText makes and rolls out a plan without a data set: the model writes the text of its profile.
-func TestPlanOfOwnText(t *testing.T) {
-	t.Parallel()
-	namespace := newNamespace(t)
-	startManager(t, namespace, nil)
-	moed := profiledDeployment(namespace, func(m *semmoev1.MoEDeployment) {
-		m.Spec.Profiling.Dataset = &semmoev1.DatasetSpec{OwnText: &semmoev1.OwnText{}}
-	})
-	create(t, moed)
-	planned := waitPlanned(t, moed)
-	if lar := planned.Status.LAR; planned.Status.PlanDigest == "" || lar == nil || lar.PredictedMilli == nil || *lar.PredictedMilli <= *lar.BaselineMilli {
-		t.Errorf("the status lacks a plan that is better than the default placement: %+v", planned.Status)
-	}
-}
-
 // TestPlanLifecycle tests the whole loop: the running deployment is profiled, a plan is made from the profile and rolled out,
 // and requests go to the ranks of the plan. No completed work is repeated after a loss.
 func TestPlanLifecycle(t *testing.T) {

@@ -152,7 +152,7 @@ func waitAnswers(t *testing.T, moed *semmoev1.MoEDeployment) string {
 
 // samplePeriod is the interval between requests that are sent only to be sampled. More requests would use CPU time
 // without more information.
-const samplePeriod = 40 * time.Millisecond
+const samplePeriod = 80 * time.Millisecond
 
 // sendSlowly sends requests of all kinds of text, of size bytes each, until stopped. It fails the test if a request is
 // not answered in full.

@@ -62,6 +62,8 @@ const (
 	// requestPause is the pause of a client between two requests. Clients without a pause would take the CPU time of the
 	// stories that run at the same time.
 	requestPause = 50 * time.Millisecond
+	// pollInterval is the pause between two checks of a condition. Shorter pauses would take the time of the API server.
+	pollInterval = 250 * time.Millisecond
 )
 
 var (
@@ -317,27 +319,25 @@ type podTransport struct{ next http.RoundTripper }
 
 func (p podTransport) RoundTrip(request *http.Request) (*http.Response, error) {
 	var pods corev1.PodList
-	if err := api.List(request.Context(), &pods); err != nil {
+	if err := api.List(request.Context(), &pods, client.MatchingFields{"status.podIP": request.URL.Hostname()}); err != nil {
 		return nil, err
 	}
-	for _, pod := range pods.Items {
-		if pod.Status.PodIP != request.URL.Hostname() {
-			continue
-		}
-		name := pod.Name
-		if request.URL.Scheme == "https" {
-			name = "https:" + name // the proxy verifies no certificate, as the client of the manager
-		}
-		through, err := url.Parse(fmt.Sprintf("%s/api/v1/namespaces/%s/pods/%s:%s/proxy%s", restConfig.Host, pod.Namespace, name, request.URL.Port(), request.URL.Path))
-		if err != nil {
-			return nil, err
-		}
-		through.RawQuery = request.URL.RawQuery
-		request = request.Clone(request.Context())
-		request.URL, request.Host = through, through.Host
-		return p.next.RoundTrip(request)
+	if len(pods.Items) == 0 {
+		return nil, fmt.Errorf("no pod has address %s", request.URL.Hostname())
 	}
-	return nil, fmt.Errorf("no pod has address %s", request.URL.Hostname())
+	pod := pods.Items[0]
+	name := pod.Name
+	if request.URL.Scheme == "https" {
+		name = "https:" + name // the proxy verifies no certificate, as the client of the manager
+	}
+	through, err := url.Parse(fmt.Sprintf("%s/api/v1/namespaces/%s/pods/%s:%s/proxy%s", restConfig.Host, pod.Namespace, name, request.URL.Port(), request.URL.Path))
+	if err != nil {
+		return nil, err
+	}
+	through.RawQuery = request.URL.RawQuery
+	request = request.Clone(request.Context())
+	request.URL, request.Host = through, through.Host
+	return p.next.RoundTrip(request)
 }
 
 // newDeployment returns a MoEDeployment of the small model on the reference engine.
@@ -405,7 +405,7 @@ func eventually(t *testing.T, within time.Duration, what string, f func() error)
 		if late {
 			t.Fatalf("%s: timed out after %v: %v", what, within, err)
 		}
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(pollInterval)
 	}
 }
 

@@ -60,7 +60,7 @@ func CraftedTrace(requests, layers, experts, topK, vocabulary int) []byte {
 func RunInLittleMemory(t *testing.T, refusal string, args ...string) {
 	t.Helper()
 	process := exec.Command(os.Args[0], args...)
-	process.Env = append(os.Environ(), asCommand+"=1")
+	process.Env = append(os.Environ(), asCommand+"=1", "GOGC=100")
 	output, err := process.CombinedOutput()
 	used := process.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10
 	t.Logf("%d MiB of resident memory", used>>20)

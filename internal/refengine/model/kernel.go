@@ -124,13 +124,11 @@ func softmax(scores []float32) (sum float32) {
 		top = max(top, s)
 	}
 	for i, s := range scores {
-		e := exp(s - top)
+		e := Exp(s - top)
 		scores[i] = e
 		sum += e
 	}
 	return sum
 }
 
-func silu(x float32) float32 { return x / (1 + exp(-x)) }
-
-func exp(x float32) float32 { return float32(math.Exp(float64(x))) }
+func silu(x float32) float32 { return x / (1 + Exp(-x)) }

@@ -7,6 +7,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+
+	"github.com/semmoe/operator/internal/refengine/model"
 )
 
 // Sampling configures the selection of tokens.
@@ -104,12 +106,12 @@ func argmax(logits []float32) int32 {
 
 // logprobs returns the log probability of a token, and those of the most likely tokens.
 func logprobs(logits []float32, id int32, top int) (float32, []TokenLogprob) {
-	highest := float64(logits[argmax(logits)])
+	highest := logits[argmax(logits)]
 	var sum float64
 	for _, v := range logits {
-		sum += math.Exp(float64(v) - highest)
+		sum += float64(model.Exp(v - highest))
 	}
-	normaliser := highest + math.Log(sum)
+	normaliser := float64(highest) + math.Log(sum)
 	logprob := func(id int32) float32 { return float32(float64(logits[id]) - normaliser) }
 	var best []TokenLogprob
 	for _, id := range highestLogits(logits, top) {

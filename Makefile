@@ -80,8 +80,8 @@ RACED := $(addprefix ./controllers/,affinityprofile moedeployment moedeployment/
 # publish values by atomic operations: the detector would not see them, and report races of others. make e2e runs all packages with it.
 COMPUTING := $(addprefix github.com/semmoe/operator/internal/,model/checkpoint refengine/model router/jsonscan)
 
-# Compilers, API servers and tests have enough memory to collect garbage less often, which saves a tenth of their time. Tests that
-# measure memory set their own percentage.
+# Compilers, API servers and tests have enough memory to collect garbage less often, which saves a tenth of their time.
+# Processes whose resident memory is tested have the default percentage.
 build controlplane helm test test-stories test-packages: export GOGC ?= 400
 
 .PHONY: test

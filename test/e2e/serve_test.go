@@ -428,7 +428,7 @@ func TestRollingChangeUnderTraffic(t *testing.T) {
 	} {
 		update(t, moed, change)
 		lowest, maxExisting := 3, 0
-		eventually(t, waitTimeout, fmt.Sprintf("round %d is rolled out", round+1), func() error {
+		pollEvery(t, 100*time.Millisecond, waitTimeout, fmt.Sprintf("round %d is rolled out", round+1), func() error {
 			ready, existing := 0, 0
 			for _, pod := range listEnginePods(t, moed) {
 				if pod.DeletionTimestamp != nil {

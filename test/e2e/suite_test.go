@@ -395,6 +395,12 @@ func get(t *testing.T, moed *semmoev1.MoEDeployment) *semmoev1.MoEDeployment {
 // extends on a loaded machine.
 func eventually(t *testing.T, within time.Duration, what string, f func() error) {
 	t.Helper()
+	pollEvery(t, pollInterval, within, what, f)
+}
+
+// pollEvery is eventually with another pause between two polls, for an f that also observes states that pass.
+func pollEvery(t *testing.T, pause, within time.Duration, what string, f func() error) {
+	t.Helper()
 	var clock load.Clock
 	for {
 		late := clock.Elapsed() > within
@@ -405,7 +411,7 @@ func eventually(t *testing.T, within time.Duration, what string, f func() error)
 		if late {
 			t.Fatalf("%s: timed out after %v: %v", what, within, err)
 		}
-		time.Sleep(pollInterval)
+		time.Sleep(pause)
 	}
 }
 

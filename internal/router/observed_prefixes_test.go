@@ -37,7 +37,7 @@ func observing(t *testing.T, pool *Pool, b discovery.Backend) (*kveventstest.Pod
 	t.Cleanup(func() { cancel(); <-ended })
 	pool.events.Set(eventTargets([]discovery.Backend{b}))
 	for _, rank := range pod.Ranks {
-		rank.AwaitSubscriber()
+		rank.AwaitSubscriptions(1)
 	}
 	poll.Until(t, "all subscriptions are live", func() bool {
 		return len(pool.events.Cached(kvevents.Prompt{Tokens: func(int) []int32 { return nil }})) == b.Ranks

@@ -15,7 +15,7 @@ import (
 	"github.com/semmoe/operator/test/poll"
 )
 
-// subscribed returns subscriptions to all ranks of a pod, once they are live.
+// subscribed returns subscriptions to all ranks of a pod, once they are live and receive what is published.
 func subscribed(t *testing.T, pod *kveventstest.Pod) *Subscriptions {
 	t.Helper()
 	s := New(pod.Port, testr.New(t))
@@ -32,6 +32,7 @@ func subscribed(t *testing.T, pod *kveventstest.Pod) *Subscriptions {
 	}
 	s.Set(targets)
 	for rank := range pod.Ranks {
+		pod.Ranks[rank].AwaitSubscriptions(1)
 		awaitLive(t, s, rank)
 	}
 	return s
@@ -89,7 +90,6 @@ func TestLargeMessages(t *testing.T) {
 	for i := range tokens {
 		tokens[i] = int32(i % 1000)
 	}
-	pod.Ranks[0].AwaitSubscriber()
 	pod.Ranks[0].Publish(kveventstest.Batch(0, kveventstest.Stored(-1, numbers[int64](1, len(tokens)/16), tokens, 16)))
 	awaitCached(t, s, 0, len(tokens)-16, Prompt{Tokens: func(int) []int32 { return tokens }})
 }
@@ -108,7 +108,6 @@ func TestLostMessages(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pod := kveventstest.Start(t, 1, test.replays)
 			s := subscribed(t, pod)
-			pod.Ranks[0].AwaitSubscriber()
 			pod.Ranks[0].Publish(first)
 			awaitCached(t, s, 0, 4, whole)
 			pod.Ranks[0].Lose(second, test.kept)
@@ -127,13 +126,12 @@ func TestLostMessages(t *testing.T) {
 func TestRestartedEngine(t *testing.T) {
 	pod := kveventstest.Start(t, 1, true)
 	s := subscribed(t, pod)
-	pod.Ranks[0].AwaitSubscriber()
 	pod.Ranks[0].Publish(first)
 	pod.Ranks[0].Publish(second)
 	awaitCached(t, s, 0, 6, whole)
 	pod.Ranks[0].Restart()
 	awaitCached(t, s, 0, 0, whole)
-	pod.Ranks[0].AwaitSubscriber()
+	pod.Ranks[0].AwaitSubscriptions(2)
 	awaitLive(t, s, 0)
 	pod.Ranks[0].Publish(first)
 	awaitCached(t, s, 0, 4, whole)
@@ -169,14 +167,15 @@ func TestMalformedMessages(t *testing.T) {
 			pod := kveventstest.Start(t, 1, true)
 			s := subscribed(t, pod)
 			rank := pod.Ranks[0]
-			rank.AwaitSubscriber()
 			rank.Publish(first)
 			awaitCached(t, s, 0, 4, whole)
 			test.send(rank)
 			poll.Until(t, "the message is counted", func() bool { return s.dropped(test.reason) > 0 })
 			// A reconnected subscription is replayed from the start.
 			awaitCached(t, s, 0, test.kept, whole)
-			rank.AwaitSubscriber()
+			if test.reason == reasonDisconnected {
+				rank.AwaitSubscriptions(2)
+			}
 			awaitLive(t, s, 0)
 			size, _ := s.ranks()[Place{"pod:1", 0}].state()
 			rank.Publish(kveventstest.Batch(0, kveventstest.Stored(-1, []int64{50}, numbers[int32](50, max(2, size)), max(2, size))))
@@ -189,7 +188,6 @@ func TestMalformedMessages(t *testing.T) {
 func TestTargets(t *testing.T) {
 	pod := kveventstest.Start(t, 1, true)
 	s := subscribed(t, pod)
-	pod.Ranks[0].AwaitSubscriber()
 	pod.Ranks[0].Publish(first)
 	awaitCached(t, s, 0, 4, whole)
 	target := Target{Place: Place{"pod:1", 0}, Host: "127.0.0.1", Ranks: 1, Vocabulary: 1000}

@@ -32,6 +32,8 @@ type Rank struct {
 	changed     *sync.Cond
 	subscribers []net.Conn
 	connections []net.Conn
+	// subscriptions is the number of subscriptions since the start, also of closed connections.
+	subscriptions int
 	// sequence is the number of the next message, buffer the messages that a replay contains.
 	sequence uint64
 	buffer   []message
@@ -159,11 +161,12 @@ func (r *Rank) SendRaw(data []byte) {
 	}
 }
 
-// AwaitSubscriber waits until a client has subscribed.
-func (r *Rank) AwaitSubscriber() {
+// AwaitSubscriptions waits until clients have subscribed n times since the start. What is published earlier reaches no
+// client, although its replay may have ended: as with libzmq, a subscription has no answer.
+func (r *Rank) AwaitSubscriptions(n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for len(r.subscribers) == 0 && !r.closed {
+	for r.subscriptions < n && !r.closed {
 		r.changed.Wait()
 	}
 }
@@ -272,6 +275,7 @@ func (r *Rank) serveEvents(c net.Conn) error {
 	}
 	r.mu.Lock()
 	r.subscribers = append(r.subscribers, c)
+	r.subscriptions++
 	r.changed.Broadcast()
 	r.mu.Unlock()
 	n, _ := io.Copy(io.Discard, c) // until the client closes the connection

@@ -22,8 +22,8 @@ func buildProgram(t *testing.T, directory string) string {
 		t.Fatal(err)
 	}
 	program := filepath.Join(directory, "hello")
-	build := exec.Command("go", "build", "-o", program, source)
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOFLAGS=")
+	build := exec.Command("go", "build", "-trimpath", "-o", program, source)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux")
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, output)
 	}

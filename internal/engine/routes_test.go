@@ -3,7 +3,6 @@
 package engine_test
 
 import (
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -57,16 +56,5 @@ func TestCheckPassThrough(t *testing.T) {
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", path, err, want)
 		}
-	}
-}
-
-// TestGuideHasRoutes compares docs/routes.md with the tables from which make generate writes it.
-func TestGuideHasRoutes(t *testing.T) {
-	text, err := os.ReadFile("../../docs/routes.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(string(text), engine.RouteGuide(registry.All())) {
-		t.Error("docs/routes.md differs from the tables: run make generate")
 	}
 }

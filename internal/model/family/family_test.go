@@ -66,7 +66,7 @@ func TestGroupsOfTraces(t *testing.T) {
 
 // TestDocument compares the tables of docs/model-families.md with the data.
 func TestDocument(t *testing.T) {
-	for name, document := range map[string]string{"families": Document(), "forms": FormsDocument()} {
+	for name, document := range map[string]string{"families": familiesDocument(), "forms": formsDocument()} {
 		t.Run(name, func(t *testing.T) { compareTable(t, name, document) })
 	}
 }

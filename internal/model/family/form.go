@@ -2,11 +2,6 @@
 
 package family
 
-import (
-	"fmt"
-	"strings"
-)
-
 // QuantizedForm is a form in which checkpoints of all families are published. The suffixes follow the name of a
 // projection.
 type QuantizedForm struct {
@@ -29,29 +24,4 @@ var Forms = []QuantizedForm{
 	{"GPTQ", []string{".qweight", ".qzeros", ".scales", ".g_idx"}, nil},
 	{"AWQ", []string{".qweight", ".qzeros", ".scales"}, nil},
 	{"msModelSlim", []string{".weight", ".weight_scale", ".weight_offset"}, nil},
-}
-
-// FormsDocument returns the table of forms for docs/model-families.md.
-func FormsDocument() string {
-	var text strings.Builder
-	text.WriteString("| form | separate experts | fused experts |\n| --- | --- | --- |\n")
-	for _, form := range Forms {
-		fmt.Fprintf(&text, "| %s | %s | %s |\n", form.Name, suffixes("experts.N.up_proj", form.Separate), suffixes("experts.gate_up_proj", form.Fused))
-	}
-	return text.String()
-}
-
-// suffixes returns the names of the tensors of a projection.
-func suffixes(module string, suffixes []string) string {
-	if len(suffixes) == 0 {
-		return "no"
-	}
-	var names []string
-	for i, suffix := range suffixes {
-		if i > 0 {
-			module = "…"
-		}
-		names = append(names, "`"+module+suffix+"`")
-	}
-	return strings.Join(names, ", ")
 }

@@ -10,7 +10,6 @@ import (
 	"os"
 	"strings"
 
-	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 )
 
@@ -23,7 +22,7 @@ var tables = map[string]func() string{
 		}
 		return text.String()
 	},
-	"routes": func() string { return "\n" + engine.RouteGuide(registry.All()) },
+	"routes": func() string { return "\n" + routeTable(registry.All()) },
 }
 
 func main() {

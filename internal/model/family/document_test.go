@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Document returns the table of families for docs/model-families.md.
-func Document() string {
+// familiesDocument returns the table of families for docs/model-families.md.
+func familiesDocument() string {
 	var text strings.Builder
 	text.WriteString("| model type | gate | experts | SGLang map | micro-batches | TensorRT-LLM map | layout read in |\n| --- | --- | --- | --- | --- | --- | --- |\n")
 	for i := range All {
@@ -53,4 +53,29 @@ func join(parts ...string) string {
 		}
 	}
 	return strings.Join(named, ".")
+}
+
+// formsDocument returns the table of forms for docs/model-families.md.
+func formsDocument() string {
+	var text strings.Builder
+	text.WriteString("| form | separate experts | fused experts |\n| --- | --- | --- |\n")
+	for _, form := range Forms {
+		fmt.Fprintf(&text, "| %s | %s | %s |\n", form.Name, suffixes("experts.N.up_proj", form.Separate), suffixes("experts.gate_up_proj", form.Fused))
+	}
+	return text.String()
+}
+
+// suffixes returns the names of the tensors of a projection.
+func suffixes(module string, suffixes []string) string {
+	if len(suffixes) == 0 {
+		return "no"
+	}
+	var names []string
+	for i, suffix := range suffixes {
+		if i > 0 {
+			module = "…"
+		}
+		names = append(names, "`"+module+suffix+"`")
+	}
+	return strings.Join(names, ", ")
 }

@@ -87,7 +87,7 @@ COMPUTING := $(addprefix github.com/semmoe/operator/internal/,model/checkpoint r
 build controlplane helm test test-stories test-packages: export GOGC ?= 400
 
 .PHONY: test
-test: build controlplane helm ## Run the tests of every commit: all that need no root (13 to 21 minutes on two cores)
+test: build controlplane helm ## Run the tests of every commit: all that need no root (10 to 15 minutes on two cores if everything is compiled)
 	@$(MAKE) --no-print-directory -j2 test-stories test-packages
 
 # Two lanes of about the same length: the stories and the tests of the whole mostly wait, the tests of packages compute. Programs and tests

@@ -13,7 +13,8 @@ LICENCE := internal/tools/licence.txt
 # takes a third less time.
 TEST := $(TOOL) gotestsum --format=standard-quiet -- -vet=off -ldflags=-w -timeout 30m
 # Compilation without debug information takes a tenth less time. Only debuggers need it: stack traces do not.
-export GOFLAGS := $(strip $(GOFLAGS) -gcflags=all=-dwarf=false)
+WITHOUT_DEBUG := -gcflags=all=-dwarf=false
+export GOFLAGS := $(strip $(filter-out $(WITHOUT_DEBUG),$(GOFLAGS)) $(WITHOUT_DEBUG))
 # The stories that run on the oldest Kubernetes release too.
 OLDEST := ^(TestServeScaleDelete|TestRestrictedNamespace|TestPlanLifecycle|TestLeaderKilled)$$
 KUBERNETES := bin/kubernetes-$(shell awk '$$1 == "k8s.io/kubernetes" { print $$2; exit }' test/kubernetes/go.mod)

@@ -2,17 +2,12 @@
 
 package engine
 
-import (
-	"cmp"
-	"fmt"
-	"slices"
-	"strings"
-)
+import "strings"
 
 // Kind is the kind of a mechanism of an engine.
 type Kind string
 
-// The kinds of mechanisms, in the order of docs/engine-releases.md.
+// The kinds of mechanisms.
 const (
 	FlagKind     Kind = "flag"
 	VariableKind Kind = "variable"
@@ -25,8 +20,6 @@ const (
 	// in which these experts are loaded.
 	DraftKind Kind = "draft"
 )
-
-var kinds = []Kind{FlagKind, VariableKind, RouteKind, HeaderKind, MemberKind, MetricKind, ValueKind, DraftKind}
 
 // Evidence is the way in which a mechanism was verified.
 type Evidence string
@@ -60,23 +53,4 @@ func NewMechanisms(kind Kind, first, last Release, source string, evidence Evide
 		all = append(all, Mechanism{Kind: kind, Names: strings.Fields(text), First: first, Last: last, Source: source, Evidence: evidence})
 	}
 	return all
-}
-
-// Guide returns the mechanisms as a Markdown table, ordered by kind and name.
-func (a Adapter) Guide() string {
-	all := slices.Clone(a.Mechanisms)
-	slices.SortStableFunc(all, func(x, y Mechanism) int {
-		return cmp.Or(cmp.Compare(slices.Index(kinds, x.Kind), slices.Index(kinds, y.Kind)), strings.Compare(x.Names[0], y.Names[0]))
-	})
-	var text strings.Builder
-	fmt.Fprintf(&text, "### %s: %s to %s\n\n", a.Type, a.Oldest, a.Newest)
-	text.WriteString("| mechanism | | first | last | source | |\n| --- | --- | --- | --- | --- | --- |\n")
-	for _, m := range all {
-		last := ""
-		if m.Last.Known() {
-			last = m.Last.String()
-		}
-		fmt.Fprintf(&text, "| `%s` | %s | %s | %s | %s | %s |\n", strings.Join(m.Names, "`, `"), m.Kind, m.First, last, m.Source, m.Evidence)
-	}
-	return text.String()
 }

@@ -18,7 +18,7 @@ var tables = map[string]func() string{
 	"mechanisms": func() string {
 		var text strings.Builder
 		for _, adapter := range registry.All() {
-			text.WriteString("\n" + adapter.Guide())
+			text.WriteString("\n" + mechanismTable(adapter))
 		}
 		return text.String()
 	},

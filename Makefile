@@ -9,10 +9,10 @@ REFENGINE_IMAGE ?= semmoe-refengine:$(VERSION)
 PROGRAMS := bin/semmoe bin/semmoe-lab bin/semmoe-refengine bin/kubectl-semmoe
 TOOL := go tool -modfile=internal/tools/go.mod
 LICENCE := internal/tools/licence.txt
-# Prints the output of go test, and the skipped tests with their reasons at the end. Without debug information, linking a test
-# takes a third less time.
-TEST := $(TOOL) gotestsum --format=standard-quiet -- -vet=off -ldflags=-w -timeout 30m
-# Compilation without debug information takes a tenth less time. Only debuggers need it: stack traces do not.
+# Prints the output of go test, and the skipped tests with their reasons at the end.
+TEST := $(TOOL) gotestsum --format=standard-quiet -- -vet=off -timeout 30m
+# Without debug information, compilation takes a tenth less time, and linking a test a third. Only debuggers need it: stack traces
+# do not.
 WITHOUT_DEBUG := -gcflags=all=-dwarf=false
 export GOFLAGS := $(strip $(filter-out $(WITHOUT_DEBUG),$(GOFLAGS)) $(WITHOUT_DEBUG))
 # The stories that run on the oldest Kubernetes release too.

@@ -28,7 +28,6 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
-	"github.com/semmoe/operator/internal/kube/writes"
 	"github.com/semmoe/operator/internal/observation/lar"
 	"github.com/semmoe/operator/internal/profile/inspection"
 )
@@ -75,13 +74,13 @@ func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase 
 			p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(moedtest.Start.Add(time.Duration(i) * time.Second))
 		}))
 	}
-	tc.c = moedtest.Cluster(t, tc.workloads[0].Object, tc.workloads[1].Object, plan)
+	tc.c = moedtest.Cluster(t, moed.DeepCopy(), tc.workloads[0].Object, tc.workloads[1].Object, plan)
 	for _, object := range []client.Object{tc.workloads[0].Object, tc.workloads[1].Object, plan} {
 		if err := tc.c.Get(context.Background(), client.ObjectKeyFromObject(object), object); err != nil {
 			t.Fatal(err)
 		}
 	}
-	tc.r = &Reconciler{Client: tc.c, Recorder: tc.events, Image: "semmoe:1"}
+	tc.r = &Reconciler{Client: tc.c, Live: tc.c, Recorder: tc.events, Image: "semmoe:1"}
 	return tc
 }
 
@@ -370,10 +369,7 @@ func TestCanaryRollback(t *testing.T) {
 	if _, reported := stable.Annotations[semmoev1.AnnotationProven]; reported {
 		t.Error("the trial is marked as ended while the canary's pod exists")
 	}
-	trial.o.Pods, trial.r.Live = trial.o.Pods[1:], trial.c
-	if err := trial.c.Create(context.Background(), trial.moed); err != nil {
-		t.Fatal(err)
-	}
+	trial.o.Pods = trial.o.Pods[1:]
 	trial.reconcile(t, moedtest.Start.Add(time.Hour))
 	if err := trial.c.Get(context.Background(), client.ObjectKeyFromObject(trial.workloads[0].Object), trial.workloads[0].Object); !apierrors.IsNotFound(err) {
 		t.Errorf("the canary's workload: %v, want it gone", err)
@@ -467,7 +463,7 @@ func TestPlansAreKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.write(t.Context(), trial.moed, writes.Create{Object: made.Object}, revisions.KeepPlan{Workload: made}); err != nil {
+	if err := r.write(t.Context(), trial.moed, revisions.CreateWorkload{Workload: made}, revisions.KeepPlan{Workload: made}); err != nil {
 		t.Fatal(err)
 	}
 	ownedBy("once another is made", "before", candidate.UID, "made")

@@ -4,7 +4,10 @@ package childobjects
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -19,4 +22,21 @@ func SpecChanged(ctx context.Context, live client.Reader, moed *semmoev1.MoEDepl
 		return false, err
 	}
 	return len(list.Items) != 1 || list.Items[0].UID != moed.UID || list.Items[0].Generation != moed.Generation, nil
+}
+
+// checkSpec returns an error if SpecChanged.
+func (w Writer) checkSpec(ctx context.Context, moed *semmoev1.MoEDeployment) error {
+	changed, err := SpecChanged(ctx, w.Live, moed)
+	if err != nil {
+		return fmt.Errorf("failed to check MoEDeployment %s: %w", moed.Name, err)
+	}
+	if changed {
+		return changedSinceRead("moedeployments", moed.Name)
+	}
+	return nil
+}
+
+// changedSinceRead returns the error of a decision that is based on an outdated object. A retry fixes it.
+func changedSinceRead(resource, name string) error {
+	return apierrors.NewConflict(semmoev1.GroupVersion.WithResource(resource).GroupResource(), name, errors.New("it has changed since it was read"))
 }

@@ -32,10 +32,16 @@ func (w Writer) Write(ctx context.Context, moed *semmoev1.MoEDeployment, write w
 	switch write := write.(type) {
 	case desired.ApplyConfigMap:
 		return w.applyConfigMap(ctx, moed, write)
+	case revisions.CreateWorkload:
+		return w.createWorkload(ctx, moed, write)
 	case revisions.ChangeWorkload:
 		return w.changeWorkload(ctx, moed, write)
 	case revisions.KeepPlan:
 		return keepPlan(ctx, w.Client, write.Workload)
+	case writes.Create:
+		if err := w.checkSpec(ctx, moed); err != nil {
+			return err
+		}
 	case writes.Delete:
 		if !write.Unchanged {
 			break

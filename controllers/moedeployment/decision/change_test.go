@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -103,12 +102,12 @@ func (c *changeCase) texts(moved Rollout) string {
 	var all []string
 	for _, write := range moved.Writes {
 		switch w := write.(type) {
-		case writes.Create:
-			text := "create " + name(w.Object.GetLabels()[semmoev1.LabelRevision])
-			if step := w.Object.GetAnnotations()[semmoev1.AnnotationRollout]; step != "" {
+		case revisions.CreateWorkload:
+			text := "create " + name(w.Workload.Labels[semmoev1.LabelRevision])
+			if step := w.Workload.Annotations[semmoev1.AnnotationRollout]; step != "" {
 				text += " (" + step + ")"
 			}
-			all = append(all, fmt.Sprintf("%s with %d replicas", text, *w.Object.(*appsv1.StatefulSet).Spec.Replicas))
+			all = append(all, fmt.Sprintf("%s with %d replicas", text, *w.Workload.Replicas()))
 		case revisions.KeepPlan:
 			all = append(all, "keep")
 		case writes.Delete:

@@ -203,7 +203,7 @@ func TestFailedOverlapIsKept(t *testing.T) {
 	d := o.answered()
 	var event *writes.Event
 	for _, write := range DecideRollout(o.s, &d).Writes {
-		if create, ok := write.(writes.Create); ok {
+		if create, ok := write.(revisions.CreateWorkload); ok {
 			event = create.Event
 		}
 	}

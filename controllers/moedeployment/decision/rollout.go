@@ -84,7 +84,8 @@ func DecideRollout(s *Snapshot, d *Decision) Rollout {
 		case workload.UID == "":
 			*workload.Replicas() = replicas
 			// Keep the plan before deleting the old workload, which may be the last object that references it.
-			r.write(writes.Create{Object: workload.Object, Event: overlapEvent(s, d, workload)}, revisions.KeepPlan{Workload: workload})
+			plans := d.Planning.PlansWithDigest(workload.Template().Annotations[semmoev1.AnnotationPlanDigest])
+			r.write(revisions.CreateWorkload{Workload: workload, Plans: plans, Event: overlapEvent(s, d, workload)}, revisions.KeepPlan{Workload: workload})
 		case *workload.Replicas() != replicas:
 			r.write(revisions.ChangeWorkload{Workload: workload, Replicas: &replicas})
 		case !wanted && replicas == 0 && workload.Drained(s.Pods):

@@ -29,8 +29,11 @@ func texts(d *Decision, ordered []writes.Write) []string {
 	for _, write := range ordered {
 		text := ""
 		switch w := write.(type) {
-		case writes.Create:
-			text = fmt.Sprintf("create %s with %d replicas", w.Object.GetName(), *w.Object.(*appsv1.StatefulSet).Spec.Replicas)
+		case revisions.CreateWorkload:
+			text = fmt.Sprintf("create %s with %d replicas", w.Workload.Name, *w.Workload.Replicas())
+			for _, plan := range w.Plans {
+				text += fmt.Sprintf(" if plan %s is unchanged", plan.Name)
+			}
 		case writes.Delete:
 			text = fmt.Sprintf("delete %s, unchanged %t", w.Object.GetName(), w.Unchanged)
 		case writes.Annotate:
@@ -108,7 +111,7 @@ func TestRolloutWrites(t *testing.T) {
 			c.s.Moed.Spec.Replicas, c.d.Planning.Candidate = new(int32(3)), nil
 		}, []string{"change stable to 3 replicas"}},
 		"a canary starts": {func(t *testing.T, c *rolloutCase) {}, []string{
-			"create candidate with 0 replicas", "keep the plan of candidate", "change stable to 1 replicas",
+			"create candidate with 0 replicas if plan new is unchanged", "keep the plan of candidate", "change stable to 1 replicas",
 		}},
 		"the canary fails": {func(t *testing.T, c *rolloutCase) {
 			c.add(t, c.d.CandidateRevision, c.d.Planning.Candidate, 1, 1, semmoev1.RolloutCanary)

@@ -201,12 +201,12 @@ func GroupScheme(t *testing.T) *runtime.Scheme {
 }
 
 // Cluster returns a fake cluster, or its cache, with these objects. It supports field selection by name for
-// MoEDeployments and their children, like an API server.
+// MoEDeployments, plans and their children, like an API server.
 func Cluster(t *testing.T, objects ...client.Object) client.WithWatch {
 	t.Helper()
 	builder := fake.NewClientBuilder().WithScheme(GroupScheme(t)).WithObjects(objects...)
 	for _, kind := range []client.Object{
-		&semmoev1.MoEDeployment{}, &appsv1.Deployment{}, &corev1.ConfigMap{}, &corev1.Service{}, &corev1.ServiceAccount{}, &networkingv1.NetworkPolicy{},
+		&semmoev1.MoEDeployment{}, &semmoev1.PlacementPlan{}, &appsv1.Deployment{}, &corev1.ConfigMap{}, &corev1.Service{}, &corev1.ServiceAccount{}, &networkingv1.NetworkPolicy{},
 		&policyv1.PodDisruptionBudget{}, &rbacv1.RoleBinding{},
 	} {
 		builder.WithIndex(kind, "metadata.name", func(object client.Object) []string { return []string{object.GetName()} })

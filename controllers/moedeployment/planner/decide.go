@@ -296,6 +296,13 @@ func appendPlan(plans []*semmoev1.PlacementPlan, plan *semmoev1.PlacementPlan) [
 	return append(slices.Clone(plans), plan)
 }
 
+// PlansWithDigest returns the plans with a layout of the given digest; none for an empty digest.
+func (p *Planning) PlansWithDigest(digest string) []*semmoev1.PlacementPlan {
+	return slices.DeleteFunc(slices.Clone(appendPlan(p.Plans, p.Plan)), func(plan *semmoev1.PlacementPlan) bool {
+		return digest == "" || plan.Status.PlanDigest != digest
+	})
+}
+
 // PlanPinned reports whether the spec pins the plan with the wanted layout, directly or by naming new tables for it.
 func (p *Planning) PlanPinned(moed *semmoev1.MoEDeployment) bool {
 	return p.PinnedTables != nil || Pinned(moed, p.Plan)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 
@@ -35,9 +36,12 @@ type shell struct {
 	snapshot   *planner.Snapshot
 }
 
-// shellOn returns a shell with these objects in its cluster.
+// shellOn returns a shell with these objects in its cluster, and the fixtures' MoEDeployment if there is no other.
 func shellOn(t *testing.T, funcs interceptor.Funcs, objects ...client.Object) *shell {
 	t.Helper()
+	if !slices.ContainsFunc(objects, func(o client.Object) bool { _, is := o.(*semmoev1.MoEDeployment); return is }) {
+		objects = append(objects, moedtest.Deployment())
+	}
 	return &shell{Client: interceptor.NewClient(moedtest.Cluster(t, objects...), funcs), Now: func() time.Time { return moedtest.Start }}
 }
 

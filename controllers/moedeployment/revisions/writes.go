@@ -5,8 +5,20 @@ package revisions
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/kube/writes"
 )
+
+// CreateWorkload creates the workload of a revision. It fails if one of the plans has changed since it was read: caches
+// of kinds are not synchronized, so a candidate that failed can disappear from the cache before the record of its
+// failure on the plan appears, and would be tried again.
+type CreateWorkload struct {
+	Workload *Workload
+	// Plans are the plans with the layout of the workload.
+	Plans []*semmoev1.PlacementPlan
+	// Event is recorded once the workload is created; nil for none.
+	Event *writes.Event
+}
 
 // ChangeWorkload changes annotations or the replicas of an existing workload. It fails if the workload has changed since
 // it was read.

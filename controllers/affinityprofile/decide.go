@@ -105,7 +105,7 @@ func decide(o observation, now time.Time) action {
 	case a.FinalReason != "", o.Deployment != "":
 		return action{}
 	case now.Before(a.NextAt):
-		return action{After: a.NextAt.Sub(now)}
+		return action{After: min(a.NextAt.Sub(now), slowBackOff)} // the clock may be behind, and be corrected during the delay
 	}
 	return action{Create: a.Next, After: waitPeriod}
 }

@@ -152,8 +152,8 @@ func TestNoJobByTheClock(t *testing.T) {
 	} {
 		for _, jump := range tc.jumps {
 			o := observation{Inspection: inspected(), ID: id, Attempts: attemptsOf(ours, tc.jobs, nil)}
-			if got := decide(o, start.Add(jump)); got.Create != 0 || got.End != nil {
-				t.Errorf("%s, clock jump %v: action = %+v, want none", name, jump, got)
+			if got := decide(o, start.Add(jump)); got.Create != 0 || got.End != nil || got.After > slowBackOff {
+				t.Errorf("%s, clock jump %v: action = %+v, want none, and the next decision within %v", name, jump, got, slowBackOff)
 			}
 		}
 	}

@@ -240,13 +240,13 @@ func (t Trial) unproven() string {
 	return "the requests do not prove that it is better"
 }
 
-// soaked returns how long the canary has served.
+// soaked returns how long the canary has served; zero if the clock is behind that of its nodes.
 func (t Trial) soaked() time.Duration {
 	since, serves := t.ServesSince()
 	if !serves {
 		return 0
 	}
-	return t.Now.Sub(since)
+	return max(0, t.Now.Sub(since))
 }
 
 func (t Trial) longest() time.Duration { return max(maxSoak, maxSoakFactor*t.Soak) }
@@ -270,7 +270,8 @@ func firstTimeout(t Trial) time.Duration {
 		if r.Restarts >= crashes {
 			limit = crashedFor
 		}
-		if wait := max(limit-t.Now.Sub(r.Since), minInterval); first == 0 || wait < first {
+		// The clock may be behind, and be corrected during the delay.
+		if wait := min(max(limit-t.Now.Sub(r.Since), minInterval), limit); first == 0 || wait < first {
 			first = wait
 		}
 	}

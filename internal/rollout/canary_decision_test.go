@@ -35,6 +35,8 @@ func TestJudge(t *testing.T) {
 		"soaking":                     {Trial{Canary: 1, Soak: 5 * time.Minute, Measured: true, Replicas: []Replica{ready(time.Minute)}, Comparison: Comparison{Verdict: Better}}, StepCanary, "Canary", 30 * time.Second},
 		"nearly soaked":               {Trial{Canary: 1, Soak: 5 * time.Minute, Measured: true, Replicas: []Replica{ready(295 * time.Second)}, Comparison: Comparison{Verdict: Better}}, StepCanary, "Canary", 5 * time.Second},
 		"clock set back":              {Trial{Canary: 1, Soak: 5 * time.Minute, Measured: true, Replicas: []Replica{ready(-time.Hour)}, Comparison: Comparison{Verdict: Better}}, StepCanary, "Canary", 30 * time.Second},
+		"clock set back, no soak":     {Trial{Canary: 1, Replicas: []Replica{ready(-time.Second)}}, StepPromote, "Ready", 0},
+		"clock set back, starting":    {Trial{Canary: 1, Replicas: []Replica{unready(-6*time.Hour, 0)}}, StepCanary, "CanaryStarting", time.Hour},
 		"soaked, and better":          {Trial{Canary: 1, Soak: 5 * time.Minute, Measured: true, Replicas: []Replica{ready(5 * time.Minute)}, Comparison: Comparison{Verdict: Better, Message: "higher"}}, StepPromote, "Better", 0},
 		"soaked since the second":     {Trial{Canary: 2, Soak: 5 * time.Minute, Measured: true, Replicas: []Replica{ready(time.Hour), ready(time.Minute)}, Comparison: Comparison{Verdict: Better}}, StepCanary, "Canary", 30 * time.Second},
 		"worse, while it soaks":       {Trial{Canary: 1, Soak: 5 * time.Minute, Measured: true, Replicas: []Replica{ready(time.Minute)}, Comparison: Comparison{Verdict: Worse, Reason: "MoreFailures"}}, StepRollBack, "MoreFailures", 0},

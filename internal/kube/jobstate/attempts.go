@@ -123,7 +123,7 @@ func (a Attempts) Writes(newJob func(attempt int) *batchv1.Job, now time.Time) (
 	case a.NextAttempt == 0 || newJob == nil:
 		return ordered, 0
 	case wait > 0:
-		return ordered, wait
+		return ordered, min(wait, maxBackOff) // the clock may be behind, and be corrected during the delay
 	}
 	return append(ordered, writes.Create{Object: newJob(a.NextAttempt)}), 0
 }

@@ -13,11 +13,13 @@ import (
 	"k8s.io/utils/ptr"
 )
 
+const maxBackOff = 5 * time.Minute
+
 // BackOff returns the delay after the n-th failure: for the first ten attempts, a fix by the user is picked up within a
 // minute; an object that stays broken for hours costs one Job every five minutes.
 func BackOff(attempt int) time.Duration {
 	if attempt > 10 {
-		return 5 * time.Minute
+		return maxBackOff
 	}
 	return min(10*time.Second<<(attempt-1), time.Minute)
 }

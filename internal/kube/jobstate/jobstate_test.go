@@ -21,6 +21,18 @@ func TestBackOff(t *testing.T) {
 	}
 }
 
+// A delay is bounded even if the clock is behind: it may be corrected during the delay.
+func TestDelayOfTheNextAttempt(t *testing.T) {
+	failed := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	attempts := Attempts{NextAttempt: 2, NextAt: failed.Add(BackOff(1))}
+	for behind, want := range map[time.Duration]time.Duration{0: BackOff(1), 6 * time.Hour: maxBackOff} {
+		newJob := func(int) *batchv1.Job { t.Error("a Job is created too early"); return nil }
+		if ordered, again := attempts.Writes(newJob, failed.Add(-behind)); len(ordered) > 0 || again != want {
+			t.Errorf("clock behind by %v: writes %v, again in %v; want none, and %v", behind, ordered, again, want)
+		}
+	}
+}
+
 func TestAttempt(t *testing.T) {
 	for name, want := range map[string]int{"profile-0123456789abcdef-1": 1, "a-inspect-12-34": 34, "a-b": 0, "a": 0, "7": 7, "a-": 0} {
 		if got := Attempt(&batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: name}}); got != want {

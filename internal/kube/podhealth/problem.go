@@ -64,8 +64,8 @@ func Find(pods []*corev1.Pod, failedMounts map[types.UID]string, now time.Time) 
 // delay until the next check.
 func unreadyProblem(pod *corev1.Pod, now time.Time) (*Problem, time.Duration) {
 	if gate, since := missingGate(pod); gate != "" {
-		if wait := since.Add(unreadyPatience).Sub(now); wait > 0 {
-			return nil, wait
+		if age := now.Sub(since); age < unreadyPatience {
+			return nil, unreadyPatience - max(0, age) // the clock may be behind, and be corrected during the delay
 		}
 		return &Problem{"NotReady", fmt.Sprintf("the containers of pod %s are ready, and its readiness gate %s is not True: check the controller that sets it, or remove the gate from the pod template", podLabel(pod), gate)}, 0
 	}
@@ -83,8 +83,8 @@ func unreadyProblem(pod *corev1.Pod, now time.Time) (*Problem, time.Duration) {
 		if running.StartedAt.After(since) {
 			since = running.StartedAt.Time
 		}
-		if wait := since.Add(unreadyPatience).Sub(now); wait > 0 {
-			return nil, wait
+		if age := now.Sub(since); age < unreadyPatience {
+			return nil, unreadyPatience - max(0, age) // the clock may be behind, and be corrected during the delay
 		}
 		return &Problem{"NotReady", fmt.Sprintf("pod %s, container %s runs and fails its readiness probe: see `kubectl logs -n %s %s -c %s`",
 			podLabel(pod), status.Name, pod.Namespace, logsOf(pod), status.Name)}, 0

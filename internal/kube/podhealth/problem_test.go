@@ -139,6 +139,7 @@ func TestFindProblem(t *testing.T) {
 		"fails its readiness probe": {change: failing, age: time.Minute + unreadyPatience, reason: "NotReady",
 			message: "pod p, container engine runs and fails its readiness probe: see `kubectl logs -n ns p -c engine`"},
 		"fails its readiness probe, just now":    {change: failing, age: time.Minute + unreadyPatience/2, again: unreadyPatience / 2},
+		"fails its readiness probe, slow clock":  {change: failing, age: -6 * time.Hour, again: unreadyPatience},
 		"fails since a restart, just now":        {change: restarted, age: time.Minute + unreadyPatience, again: unreadyPatience},
 		"loads, and its startup probe may do so": {change: func(p *corev1.Pod) { failing(p); p.Status.ContainerStatuses[0].Started = new(false) }, age: time.Hour},
 		"another container fails": {change: func(p *corev1.Pod) {

@@ -38,7 +38,7 @@ func (w Writer) Write(ctx context.Context, moed *semmoev1.MoEDeployment, write w
 		return w.changeWorkload(ctx, moed, write)
 	case revisions.KeepPlan:
 		return keepPlan(ctx, w.Client, write.Workload)
-	case writes.Create:
+	case writes.Create: // the latest spec may have removed the object
 		if err := w.checkSpec(ctx, moed); err != nil {
 			return err
 		}

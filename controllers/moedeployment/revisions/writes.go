@@ -9,9 +9,9 @@ import (
 	"github.com/semmoe/operator/internal/kube/writes"
 )
 
-// CreateWorkload creates the workload of a revision. It fails if one of the plans has changed since it was read: caches
-// of kinds are not synchronized, so a candidate that failed can disappear from the cache before the record of its
-// failure on the plan appears, and would be tried again.
+// CreateWorkload creates the workload of a revision. It fails if the spec or one of the plans has changed since it
+// was read: caches of kinds are not synchronized, so a candidate that failed can disappear from the cache before the
+// record of its failure on the plan appears, and would be tried again.
 type CreateWorkload struct {
 	Workload *Workload
 	// Plans are the plans with the layout of the workload.
